@@ -1,0 +1,1 @@
+"""streamsched: an event-sourced streaming scheduler for GPU clusters."""
