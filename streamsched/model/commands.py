@@ -1,0 +1,123 @@
+"""Commands: what nodes must do; and receipts: what clients are told. Both are effects of the fold, never facts.
+
+A command's id is ``cursor/ordinal``, a pure function of the ledger, so every live scheduler issues the same command
+with the same id, and a node agent ignores what it has obeyed before.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from streamsched.model.events import Attempt, Cursor, Instant, Seat, Span, StateHashed, Value
+from streamsched.model.identifiers import CommandId, NodeId, Reason, WorkloadId
+
+
+class StopReason(StrEnum):
+    """Why a run is stopped."""
+
+    PREEMPTED = "preempted"
+    CANCELLED = "cancelled"
+    TIMED_OUT = "timed_out"
+    START_DEADLINE = "start_deadline"
+    GANG_BROKEN = "gang_broken"
+    UNKNOWN_RUN = "unknown_run"
+
+
+class Place(Value):
+    """Run these ranks of an attempt on these GPUs of this node.
+
+    Attributes:
+        command: Its id; larger means later.
+        seats: The ranks that sit on this node.
+        ranks: The size of the whole gang.
+        leader: The node of rank 0, where ranks meet.
+        argv: What to run.
+        start_by_ms: The start deadline by the ledger's clock; a later start is of no use.
+    """
+
+    type: Literal["place"] = "place"
+    v: Literal[1] = 1
+    command: CommandId
+    node: NodeId
+    workload: WorkloadId
+    attempt: Attempt
+    seats: tuple[Seat, ...]
+    ranks: int = Field(ge=1)
+    leader: NodeId
+    argv: tuple[str, ...]
+    start_by_ms: Instant
+
+
+class Stop(Value):
+    """End the ranks of an attempt on this node: ask at once, kill after the grace.
+
+    Attributes:
+        grace_ms: Time between the request and the kill.
+        reason: Why.
+        beneficiary: The workload that needs the GPUs, when somebody was preempted for it.
+    """
+
+    type: Literal["stop"] = "stop"
+    v: Literal[1] = 1
+    command: CommandId
+    node: NodeId
+    workload: WorkloadId
+    attempt: Attempt
+    grace_ms: Span
+    reason: StopReason
+    beneficiary: WorkloadId | None = None
+
+
+Command = Place | Stop
+AnyCommand = Annotated[Command, Field(discriminator="type")]
+
+
+class ReceiptStatus(StrEnum):
+    """What became of a request."""
+
+    ACCEPTED = "accepted"
+    REJECTED = "rejected"
+
+
+class Receipt(Value):
+    """An answer to a request about a workload.
+
+    Attributes:
+        cursor: The ledger record that settled it.
+        corr: The correlation id of the request.
+        reason: For a rejection: the field, the value and the remedy.
+    """
+
+    type: Literal["receipt"] = "receipt"
+    v: Literal[1] = 1
+    workload: WorkloadId
+    status: ReceiptStatus
+    cursor: Cursor
+    corr: str | None = None
+    reason: Reason | None = None
+
+
+class Effects:
+    """What the shells must do after one record was folded.
+
+    Attributes:
+        commands: For the nodes, in order of their ids.
+        receipts: For the clients.
+        hash: The digest to record, when this record completed a stretch that is hashed.
+        budgets: Ids of budgets whose use or queue changed, ancestors included; for views.
+        nodes: Ids of nodes that changed; for views.
+        workloads: Ids of workloads that changed; for views.
+    """
+
+    __slots__ = ("budgets", "commands", "hash", "nodes", "receipts", "workloads")
+
+    def __init__(self) -> None:
+        self.commands: list[Command] = []
+        self.receipts: list[Receipt] = []
+        self.hash: StateHashed | None = None
+        self.budgets: dict[str, None] = {}
+        self.nodes: dict[str, None] = {}
+        self.workloads: dict[str, None] = {}
