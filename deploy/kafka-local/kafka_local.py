@@ -24,6 +24,7 @@ import uuid
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+POM = HERE / "pom.xml"
 WORK = HERE / ".work"
 
 #: A fresh broker answers within 2 s on 2 idle cores; the rest is for a busy machine.
@@ -35,32 +36,35 @@ STOP_TIMEOUT_S = 30.0
 #: Resident size is about 350 MB with these.
 JVM_OPTIONS = ("-Xms256m", "-Xmx512m", "-XX:ActiveProcessorCount=2", "-XX:TieredStopAtLevel=1")
 
-#: One node, loopback only, small internal topics, and topics only as somebody made them.
-SERVER_PROPERTIES = """\
-process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@127.0.0.1:{controller_port}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
-inter.broker.listener.name=PLAINTEXT
-controller.listener.names=CONTROLLER
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
-log.dirs={log_dir}
-auto.create.topics.enable=false
-offsets.topic.replication.factor=1
-offsets.topic.num.partitions=8
-transaction.state.log.replication.factor=1
-transaction.state.log.min.isr=1
-transaction.state.log.num.partitions=4
-share.coordinator.state.topic.replication.factor=1
-share.coordinator.state.topic.min.isr=1
-group.initial.rebalance.delay.ms=0
-group.min.session.timeout.ms=1000
-"""
+#: One node, small internal topics, and no topic that somebody did not make.
+SETTINGS = {
+    "process.roles": "broker,controller",
+    "node.id": "1",
+    "inter.broker.listener.name": "PLAINTEXT",
+    "controller.listener.names": "CONTROLLER",
+    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+    "auto.create.topics.enable": "false",
+    "offsets.topic.replication.factor": "1",
+    "offsets.topic.num.partitions": "8",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.num.partitions": "4",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "1000",
+    # After a crash the controller lets the broker in again when its old session has ended: 9 s by default.
+    "broker.heartbeat.interval.ms": "500",
+    "broker.session.timeout.ms": "3000",
+}
 
 
 class KafkaLocalError(Exception):
-    """The broker cannot be had; the message says why and what to do."""
+    """The broker does not do what it was asked to; the message says why and what to do."""
+
+
+class PrerequisiteError(KafkaLocalError):
+    """This machine lacks what a broker needs."""
 
 
 class LocalBroker:
@@ -122,9 +126,10 @@ class LocalBroker:
         java, jars = find_java(), class_path()
         self.directory.mkdir(parents=True, exist_ok=True)
         log_dir = self.directory / "records"
-        self._settings_file.write_text(
-            SERVER_PROPERTIES.format(port=self.port, controller_port=free_port(), log_dir=log_dir)
+        settings = broker_settings(
+            listen=self.bootstrap, advertise=self.bootstrap, controller=f"127.0.0.1:{free_port()}", log_dir=str(log_dir)
         )
+        self._settings_file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
         if not (log_dir / "meta.properties").exists():
             self._format(java, jars)
         with self.log.open("ab") as log:
@@ -182,7 +187,7 @@ class LocalBroker:
 
     def _wait_until_it_serves(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not serves(self.port):
+        while not serves("127.0.0.1", self.port):
             if (status := process.poll()) is not None:
                 raise KafkaLocalError(f"the broker ended with status {status}. {self._last_words()}")
             if time.monotonic() > deadline:
@@ -195,27 +200,47 @@ class LocalBroker:
         return "\n".join([f"The end of {self.log}:", *lines])
 
     def _end(self, how: signal.Signals) -> None:
-        pid = self.pid()
-        if pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, how)
-            if not self._ends_within(STOP_TIMEOUT_S):
-                os.kill(pid, signal.SIGKILL)
-                self._ends_within(STOP_TIMEOUT_S)
+        for sent in (how, signal.SIGKILL):
+            if (pid := self.pid()) is not None:
+                with contextlib.suppress(ProcessLookupError):  # It ended by itself a moment ago.
+                    os.kill(pid, sent)
+                self._wait_for_end(STOP_TIMEOUT_S)
         self._process = None
         self._pid_file.unlink(missing_ok=True)
 
-    def _ends_within(self, timeout_s: float) -> bool:
+    def _wait_for_end(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        while self.pid() is not None:
-            if time.monotonic() > deadline:
-                return False
+        while self.pid() is not None and time.monotonic() < deadline:
             time.sleep(0.05)
-        return True
 
 
-def serves(port: int, timeout_s: float = 5.0) -> bool:
-    """Return whether a broker on this port of 127.0.0.1 serves clients.
+def broker_settings(*, listen: str, advertise: str, controller: str, log_dir: str) -> dict[str, str]:
+    """Return the settings of a broker; every address is ``host:port``.
+
+    Args:
+        listen: Where it takes connections of clients.
+        advertise: Where it tells clients to connect.
+        controller: Where its own controller listens.
+        log_dir: Where it keeps its records.
+    """
+    return SETTINGS | {
+        "listeners": f"PLAINTEXT://{listen},CONTROLLER://{controller}",
+        "advertised.listeners": f"PLAINTEXT://{advertise}",
+        "controller.quorum.voters": f"1@{controller}",
+        "log.dirs": log_dir,
+    }
+
+
+def kafka_version() -> str:
+    """Return the version of Apache Kafka that ``pom.xml`` pins."""
+    found = re.search(r"<artifactId>kafka_2\.13</artifactId>\s*<version>([^<]+)</version>", POM.read_text())
+    if found is None:
+        raise KafkaLocalError(f"{POM} names no version of kafka_2.13. Put the one to run there.")
+    return found[1]
+
+
+def serves(host: str, port: int, timeout_s: float = 5.0) -> bool:
+    """Return whether a broker at this address serves clients.
 
     Asks for the metadata of no topic. An open port is not enough: a broker accepts connections before the
     controller lets it serve, and lists itself only after.
@@ -224,7 +249,7 @@ def serves(port: int, timeout_s: float = 5.0) -> bool:
     metadata, version, correlation = 3, 1, 7
     request = struct.pack(">hhih", metadata, version, correlation, len(client_id)) + client_id + struct.pack(">i", 0)
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as connection:
+        with socket.create_connection((host, port), timeout=timeout_s) as connection:
             connection.sendall(struct.pack(">i", len(request)) + request)
             answer = connection.makefile("rb").read(12)
     except OSError:
@@ -282,19 +307,19 @@ def find_java() -> str:
     """Return the path of a Java 17 or newer: from JAVA_HOME if set, else from PATH.
 
     Raises:
-        KafkaLocalError: If there is none.
+        PrerequisiteError: If there is none.
     """
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=f"{home}/bin" if home else None)
     remedy = "Install one (Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME."
     if java is None:
-        raise KafkaLocalError(
+        raise PrerequisiteError(
             f"Apache Kafka needs Java 17 or newer, and there is no java in {home or 'PATH'}. {remedy}"
         )
     told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
     version = re.search(r'version "(\d+)', told)
     if version is None or int(version[1]) < 17:
-        raise KafkaLocalError(f"Apache Kafka needs Java 17 or newer, and {java} says: {told.strip()!r}. {remedy}")
+        raise PrerequisiteError(f"Apache Kafka needs Java 17 or newer, and {java} says: {told.strip()!r}. {remedy}")
     return java
 
 
@@ -302,19 +327,19 @@ def class_path() -> str:
     """Return the class path of the broker; the first time, and when ``pom.xml`` changes, Maven fetches it.
 
     Raises:
-        KafkaLocalError: If Maven is missing or cannot fetch the jars.
+        PrerequisiteError: If Maven is missing or cannot fetch the jars.
     """
     WORK.mkdir(exist_ok=True)
-    pom, resolved = HERE / "pom.xml", WORK / "class-path.txt"
+    resolved = WORK / "class-path.txt"
     with (WORK / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # Two test runs may start at the same time.
-        if resolved.exists() and resolved.stat().st_mtime >= pom.stat().st_mtime:
+        if resolved.exists() and resolved.stat().st_mtime >= POM.stat().st_mtime:
             jars = resolved.read_text().strip()
             if all(map(os.path.exists, jars.split(os.pathsep))):
                 return jars
         maven = shutil.which("mvn")
         if maven is None:
-            raise KafkaLocalError(
+            raise PrerequisiteError(
                 "Maven fetches Apache Kafka, and there is no mvn in PATH. Install it (Debian: apt-get install maven)."
             )
         fresh = WORK / "class-path.new"
@@ -324,7 +349,7 @@ def class_path() -> str:
                 "-q",
                 "-B",
                 "-f",
-                pom,
+                POM,
                 "dependency:build-classpath",
                 "-DincludeScope=runtime",
                 f"-Dmdep.outputFile={fresh}",
@@ -335,9 +360,9 @@ def class_path() -> str:
             check=False,
         )
         if ran.returncode != 0:
-            raise KafkaLocalError(
+            raise PrerequisiteError(
                 f"Maven could not fetch Apache Kafka:\n{ran.stdout}{ran.stderr}"
-                "If this machine has no network, run this once where it has, or name a running broker in STREAMSCHED_TEST_KAFKA."
+                "Is the network there? Without one, tests can use a running broker: STREAMSCHED_TEST_KAFKA=host:port."
             )
         fresh.replace(resolved)
         return resolved.read_text().strip()
@@ -357,17 +382,17 @@ def main(arguments: list[str] | None = None) -> int:
         match chosen.command:
             case "start":
                 broker.start()
-                print(f"Apache Kafka answers on {broker.bootstrap}; its log is {broker.log}")
+                print(f"Apache Kafka answers on {broker.bootstrap}; its log is {os.path.relpath(broker.log)}")
             case "stop":
                 ran = broker.pid() is not None
                 broker.stop()
-                print("stopped" if ran else f"no broker runs in {broker.directory}")
+                print("stopped" if ran else f"no broker runs in {os.path.relpath(broker.directory)}")
             case _:
                 pid = broker.pid()
                 if pid is None:
-                    print(f"no broker runs in {broker.directory}")
+                    print(f"no broker runs in {os.path.relpath(broker.directory)}")
                     return 3
-                print(f"process {pid} serves {broker.recorded_address()} from {broker.directory}")
+                print(f"process {pid} serves {broker.recorded_address()} from {os.path.relpath(broker.directory)}")
     except KafkaLocalError as error:
         print(f"kafka-local: {error}", file=sys.stderr)
         return 1
