@@ -426,7 +426,7 @@ class _Store:
         tail.delete()
 
     def tidy(self) -> None:
-        """Make the files ready for a writer: cut off a frame that was left half-written, drop tails that were sealed."""
+        """Make the files ready for a writer: cut off a half-written frame, drop tails that were sealed."""
         self.tail.cut()
         for path in self.directory.glob("*.tail"):
             if path != self.tail.path:
@@ -570,7 +570,10 @@ def _parse_manifest(path: Path, manifest: bytes) -> tuple[list[Segment], str]:
     """Return the segments and the hash of the last line, having checked every line against the one before it."""
     segments: list[Segment] = []
     previous, end, chain = "", 0, _GENESIS.hex()
-    for number, line in enumerate(manifest.splitlines(), start=1):
+    *lines, unfinished = manifest.split(b"\n")
+    if unfinished or not lines:
+        raise _bad_line(f"the last line of {path}", 0, "it does not end")
+    for number, line in enumerate(lines, start=1):
         where = f"line {number} of {path}"
         try:
             fields = orjson.loads(line)
@@ -591,14 +594,12 @@ def _parse_manifest(path: Path, manifest: bytes) -> tuple[list[Segment], str]:
             segments.append(segment)
             end, chain = segment.last + 1, segment.chain_after
         previous = stated
-    if not previous:
-        raise _bad_line(f"{path}", 0, "it is empty")
     return segments, previous
 
 
 def _bad_line(where: str, end: int, problem: str) -> LedgerCorruptError:
     return LedgerCorruptError(
-        f"{where} is damaged at cursor {end}: {problem}. Restore the manifest from a copy of the archive."
+        f"{where} is damaged, from cursor {end}: {problem}. Restore the manifest from a copy of the archive."
     )
 
 

@@ -128,7 +128,7 @@ class KafkaLedger:
                     undo.push_async_callback(producer.stop)
                     await producer.start()
                     ledger._writer = _Writer(
-                        producer, where, str(ledger), max_message_bytes, batch_bytes, confirm_seconds
+                        str(ledger), producer, where, max_message_bytes, batch_bytes, confirm_seconds
                     )
             undo.pop_all()
         return ledger
@@ -238,11 +238,16 @@ class KafkaLedger:
         try:
             async with _broker_errors(self._bootstrap, self._where):
                 fetched = await consumer.getmany(timeout_ms=POLL_MS, max_records=PAGE_ENTRIES)
+                records = fetched.get(self._where, ())
+                next_offset = records[0].offset if records else await consumer.position(self._where)
         except OffsetOutOfRangeError:
             check_start(cursor, await self.end())
             raise LedgerGapError(cursor, await self._first()) from None
+        # The position may move without a record: over the markers of a transaction, which are none of ours.
+        if next_offset > cursor:
+            raise LedgerGapError(cursor, next_offset)
         page = []
-        for expected, record in enumerate(fetched.get(self._where, ()), start=cursor):
+        for expected, record in enumerate(records, start=cursor):
             if record.offset != expected:
                 raise LedgerGapError(expected, record.offset)
             # A record without a value is none of ours, and is carried as what it is: no bytes.
@@ -255,16 +260,15 @@ class _Writer:
 
     def __init__(
         self,
+        ledger: str,
         producer: AIOKafkaProducer,
         where: TopicPartition,
-        ledger: str,
         max_message_bytes: int,
         batch_bytes: int,
         confirm_seconds: float,
     ) -> None:
         self._producer = producer
         self._where = where
-        self._ledger = ledger
         self._max_data_bytes = max_message_bytes - BATCH_OVERHEAD_BYTES
         self._confirm_seconds = confirm_seconds
         self._commits = GroupCommit(ledger, self._commit, batch_bytes=batch_bytes - BATCH_OVERHEAD_BYTES)
@@ -293,7 +297,7 @@ class _Writer:
         builder = self._producer.create_batch()
         for data in batch:
             if builder.append(timestamp=None, key=None, value=data) is None:
-                raise LedgerUnavailableError(f"a batch of {len(batch)} records does not fit into {self._ledger}")
+                raise LedgerUnavailableError(f"a batch of {len(batch)} records does not fit into one request")
         builder.close()
         try:
             async with asyncio.timeout(self._confirm_seconds):

@@ -16,7 +16,7 @@ class MemoryLedger:
         """Begin empty.
 
         Args:
-            clock: Gives each entry its append time, in milliseconds since 1970 UTC or since any moment the caller likes.
+            clock: Gives each entry its append time, in milliseconds since 1970 UTC or any other moment.
         """
         self._clock = clock
         self._entries: list[Entry] = []

@@ -188,7 +188,7 @@ class _Connection:
             return work(self._connection)
         except sqlite3.OperationalError as error:
             raise LedgerUnavailableError(
-                f"SQLite cannot use the ledger {self._path}: {error}. Check that the file and its directory can be read "
+                f"SQLite cannot use the ledger {self._path}: {error}. Check that file and directory can be read "
                 "and written by this user (SQLite needs its -shm file even to read) and that the disk is not full."
             ) from error
         except sqlite3.DatabaseError as error:

@@ -1,4 +1,4 @@
-"""What the durable ledgers share when they write: a clock, one writer at a time, one commit for appends that overlap."""
+"""What the durable ledgers share when they write: a clock, one writer at a time, one commit for many appends."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class GroupCommit:
                 f"nothing was written to {self._ledger}: an append before this one failed ({self._failure!r}). "
                 "Open the ledger again and read to its end before writing."
             ) from self._failure
-        future = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Entry] = asyncio.get_running_loop().create_future()
         self._waiting.append((data, future))
         if self._drain is None:
             self._drain = asyncio.create_task(self._commit_all())
@@ -140,8 +140,8 @@ class GroupCommit:
         for _, future in (*batch, *self._waiting):
             if not future.done():
                 failure = LedgerUnavailableError(
-                    f"an append to {self._ledger} was not confirmed: {str(error) or type(error).__name__}. The record may or "
-                    "may not be there: open the ledger again and read to its end before writing."
+                    f"an append to {self._ledger} was not confirmed: {str(error) or type(error).__name__}. The record "
+                    "may or may not be there: open the ledger again and read to its end before writing."
                 )
                 failure.__cause__ = error
                 future.set_exception(failure)

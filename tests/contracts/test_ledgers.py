@@ -8,11 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 import pytest_asyncio
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from streamsched.errors import LedgerClosedError, LedgerTruncatedError
 from streamsched.ledgers.archive import ArchiveLedger
@@ -20,6 +18,7 @@ from streamsched.ledgers.kafka import KafkaLedger
 from streamsched.ledgers.memory import MemoryLedger
 from streamsched.ledgers.sqlite import SqliteLedger
 from streamsched.model.ledger import Entry, Ledger
+from tests.ledger_topics import create_ledger_topic
 
 #: A test that hangs is a follower that was not woken.
 SECONDS = 30
@@ -63,22 +62,9 @@ async def _place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
             return Place(write, partial(ArchiveLedger.open, tmp_path / "archive"))
         case _:
             bootstrap: str = request.getfixturevalue("kafka").bootstrap
-            topic = f"ledger-{uuid4().hex}"
-            await _create_ledger_topic(bootstrap, topic)
+            topic = await create_ledger_topic(bootstrap)
             write_kafka = partial(KafkaLedger.open, bootstrap, topic)
             return Place(write_kafka, partial(KafkaLedger.open, bootstrap, topic, readonly=True))
-
-
-async def _create_ledger_topic(bootstrap: str, topic: str) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    try:
-        await admin.start()
-        config = {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"}
-        await admin.create_topics([NewTopic(topic, 1, 1, topic_configs=config)])
-        while (await admin.describe_topics([topic]))[0]["error_code"]:
-            await asyncio.sleep(0.02)
-    finally:
-        await admin.close()
 
 
 every_ledger = pytest.mark.parametrize("ledger", ["memory", *DURABLE], indirect=True)
@@ -210,12 +196,12 @@ async def test_large_records_come_in_several_pages(ledger: Ledger) -> None:
 
 @every_ledger
 async def test_append_times_are_of_now(ledger: Ledger) -> None:
-    """The ledger stamps a record when it takes it."""
-    before_ms = time.time_ns() // 1_000_000
-    entry = await ledger.append(b"now")
-    after_ms = time.time_ns() // 1_000_000
+    """The ledger stamps a record when it takes it. A minute is for the clock of a broker on another machine."""
+    now_ms = time.time_ns() // 1_000_000
 
-    assert before_ms <= entry.append_ms <= after_ms
+    entry = await ledger.append(b"now")
+
+    assert abs(entry.append_ms - now_ms) < 60_000
 
 
 @every_ledger
