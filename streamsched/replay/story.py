@@ -1,0 +1,289 @@
+"""All that happened to one workload, and why: each fact and decision that changed it, as one plain sentence.
+
+A chronicle watches a fold. It tells what changed by comparing a workload before and after each record, so it never
+says more than the fold did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict
+
+from streamsched.model.commands import Effects, StopReason
+from streamsched.model.events import (
+    BudgetTreeChanged,
+    Event,
+    NodeHealthChanged,
+    NodeInventoryReported,
+    ProposedPlacement,
+    Record,
+    RoundProposed,
+    RunReleased,
+    RunStarted,
+    ShareLine,
+    Unreadable,
+    WorkloadCancelled,
+    WorkloadReprioritized,
+    WorkloadSubmitted,
+)
+from streamsched.model.quantities import format_duration, format_instant
+from streamsched.state.cluster import ClusterState
+from streamsched.state.workloads import Phase, Workload
+
+#: After so many records, the chapters of workloads that the state has forgotten are dropped.
+_FORGET_EVERY = 10_000
+
+
+class Happening(BaseModel):
+    """One thing that changed a workload.
+
+    Attributes:
+        cursor: The record that says so.
+        at_ms: The ledger's time, in milliseconds since 1970 UTC.
+        event: The type of the record.
+        phase: The workload's phase afterwards.
+        attempt: Its attempt afterwards; 0 before the first placement.
+        text: What happened, as a sentence.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    cursor: int
+    at_ms: int
+    event: str
+    phase: Phase
+    attempt: int
+    text: str
+
+
+class Chronicle:
+    """The stories of the workloads that a fold knows, or of one of them. Pass `observe` to `fold`."""
+
+    def __init__(self, only: str | None = None) -> None:
+        """Begin with nothing told.
+
+        Args:
+            only: Listen for this workload alone, which costs less.
+        """
+        self._only = only
+        self._stories: dict[str, list[Happening]] = {}
+        self._submissions: dict[str, WorkloadSubmitted] = {}
+        self._before: dict[str, _Moment] = {}
+        self._observed = 0
+
+    def story(self, workload: str) -> Sequence[Happening]:
+        """Return what happened to a workload, oldest first; nothing for one that is not known."""
+        return tuple(self._stories.get(workload, ()))
+
+    def submission(self, workload: str) -> WorkloadSubmitted | None:
+        """Return what was asked for, also when the workload has ended."""
+        return self._submissions.get(workload)
+
+    def observe(self, record: Record, effects: Effects, state: ClusterState) -> None:
+        """Take note of what one record changed."""
+        self._observed += 1
+        if self._observed % _FORGET_EVERY == 0:
+            self._forget(state)
+        event = record.event
+        if isinstance(event, Unreadable):
+            return
+        if self._only is None:
+            for workload in effects.workloads:
+                self._tell(workload, record.cursor, event, state)
+        elif self._only in effects.workloads:
+            self._tell(self._only, record.cursor, event, state)
+
+    def _tell(self, workload: str, cursor: int, event: Event, state: ClusterState) -> None:
+        if isinstance(event, WorkloadSubmitted) and event.workload == workload:
+            self._submissions.setdefault(workload, event)
+        before = self._before.get(workload, _UNKNOWN)
+        after = _Moment.of(workload, state)
+        if after is None:
+            return
+        text = _sentence(workload, event, before, after, state)
+        if after.phase is not None and after.phase.is_final:
+            self._before.pop(workload, None)
+        else:
+            self._before[workload] = after
+        if text and after.phase is not None:
+            happening = Happening(
+                cursor=cursor, at_ms=state.now_ms, event=event.type, phase=after.phase, attempt=after.attempt, text=text
+            )
+            self._stories.setdefault(workload, []).append(happening)
+
+    def _forget(self, state: ClusterState) -> None:
+        for workload in [w for w in self._stories if w not in state.workloads and w not in state.finished]:
+            del self._stories[workload]
+            self._submissions.pop(workload, None)
+            self._before.pop(workload, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """What the next sentence compares with."""
+
+    phase: Phase | None
+    attempt: int
+    priority: int
+    reason: str
+    started_on: int
+    nodes: int
+
+    @staticmethod
+    def of(workload: str, state: ClusterState) -> _Moment | None:
+        live = state.workloads.get(workload)
+        if live is not None:
+            run = live.run
+            nodes = len({seat.node for seat in run.seats}) if run is not None else 0
+            started_on = len(run.started_on) if run is not None else 0
+            return _Moment(live.phase, live.attempt, live.priority, "", started_on, nodes)
+        ended = state.finished.get(workload)
+        if ended is not None:
+            return _Moment(ended.phase, ended.attempts, 0, ended.reason, 0, 0)
+        return None
+
+
+_UNKNOWN = _Moment(None, 0, 0, "", 0, 0)
+
+
+def _sentence(workload: str, event: Event, before: _Moment, after: _Moment, state: ClusterState) -> str:
+    """Return what happened and what follows from it; empty when nothing that a person would ask about."""
+    said = _what_was_said(workload, event, before, after, state)
+    follows = _what_follows(workload, before, after, state)
+    sentence = "; ".join(part for part in (said, follows) if part)
+    return f"{sentence[0].upper()}{sentence[1:]}." if sentence else ""
+
+
+def _what_was_said(workload: str, event: Event, before: _Moment, after: _Moment, state: ClusterState) -> str:
+    changed = before.phase != after.phase
+    match event:
+        case WorkloadSubmitted():
+            return f"{_by(event.actor)}submitted to {event.budget}: {gang_of(event)}, {contract_of(event)}"
+        case WorkloadCancelled():
+            why = f" ({event.reason})" if event.reason else ""
+            return f"{_by(event.actor)}cancelled{why}"
+        case WorkloadReprioritized():
+            return f"{_by(event.actor)}moved inside its budget: priority {before.priority} became {event.priority}"
+        case RoundProposed():
+            return _decision(workload, event, after, state)
+        case RunStarted() if event.workload == workload:
+            return f"its ranks on {event.node} run ({after.started_on} of {after.nodes} nodes)"
+        case RunReleased() if event.workload == workload:
+            code = f" with exit code {event.exit_code}" if event.exit_code is not None else ""
+            detail = f" ({event.detail})" if event.detail else ""
+            return f"{event.node} gave its GPUs back: {event.outcome}{code}{detail}"
+        case RunReleased() if changed:
+            return f"{event.workload} left {event.node}"
+        case NodeHealthChanged() if changed:
+            why = f" ({event.reason})" if event.reason else ""
+            return f"node {event.node} became {event.health}{why}"
+        case NodeInventoryReported() if changed:
+            return f"node {event.node} said what it holds"
+        case BudgetTreeChanged() if changed:
+            return f"the budget tree changed ({event.reason})"
+        case _:
+            return ""
+
+
+def _decision(workload: str, event: RoundProposed, after: _Moment, state: ClusterState) -> str:
+    for item in event.placements:
+        if item.workload == workload and item.attempt == after.attempt:
+            nodes = list(dict.fromkeys(seat.node for seat in item.seats))
+            victims = f", once {_some([victim.workload for victim in item.victims])} left" if item.victims else ""
+            return f"round {event.round} gave it {_some(nodes)}{victims}; its turn because {_turn(item)}"
+        if any(victim.workload == workload for victim in item.victims):
+            live = state.workloads.get(item.workload)
+            budget = f" of {live.budget.id}" if live is not None else ""
+            return (
+                f"round {event.round} takes its GPUs for {item.workload}{budget}: an allocated request goes before "
+                f"unallocated time, and it was the other's turn because {_turn(item)}"
+            )
+    return ""
+
+
+def _what_follows(workload: str, before: _Moment, after: _Moment, state: ClusterState) -> str:
+    if before.phase == after.phase and before.attempt == after.attempt:
+        return ""
+    live = state.workloads.get(workload)
+    match after.phase:
+        case Phase.QUEUED if before.phase is None:
+            return ""
+        case Phase.QUEUED:
+            held = live.held_until_ms if live is not None else 0
+            later = f", not looked at before {format_instant(held)}" if held > state.now_ms else ""
+            return f"back in the queue{later}"
+        case Phase.PLANNED:
+            return f"attempt {after.attempt} is planned"
+        case Phase.BOUND:
+            return f"attempt {after.attempt} is placed on {after.nodes} node{'s' * (after.nodes != 1)}"
+        case Phase.RUNNING:
+            return _protection(live, state)
+        case Phase.STOPPING:
+            return _stop(live)
+        case None:
+            return ""
+        case ended:
+            return f"{str(ended).replace('_', ' ')}" + (f": {after.reason}" if after.reason else "")
+
+
+def _protection(live: Workload | None, state: ClusterState) -> str:
+    run = live.run if live is not None else None
+    if run is None or run.protected_until_ms is None or run.protected_until_ms <= state.now_ms:
+        return "the whole gang runs"
+    return f"the whole gang runs, protected until {format_instant(run.protected_until_ms)}"
+
+
+def _stop(live: Workload | None) -> str:
+    run = live.run if live is not None else None
+    if run is None or run.stop is None:
+        return "it is being stopped"
+    because = {
+        StopReason.PREEMPTED: "preempted",
+        StopReason.CANCELLED: "cancelled",
+        StopReason.TIMED_OUT: "its timeout is over",
+        StopReason.START_DEADLINE: "it did not start in time",
+        StopReason.GANG_BROKEN: "a rank of the gang is gone",
+        StopReason.UNKNOWN_RUN: "its node held a run that the ledger does not know",
+    }[run.stop]
+    return f"it is being stopped: {because}" + (f", for {run.beneficiary}" if run.beneficiary else "")
+
+
+def _turn(item: ProposedPlacement) -> str:
+    """Return the comparison that gave a workload its turn, level by level."""
+    return ", ".join(share_in_words(line) for line in item.shares) or "nothing else waited"
+
+
+def share_in_words(line: ShareLine) -> str:
+    """Return one level of a comparison: whose ratio, and how many siblings it was before."""
+    used = line.charged_gpu_ms + line.committed_gpu_ms
+    ratio = f"{used / line.entitled_gpu_ms:.3f}" if line.entitled_gpu_ms else "no share"
+    among = f"was first of {line.siblings}" if line.siblings > 1 else "was alone"
+    return f"{line.budget} at {ratio} {among}"
+
+
+def gang_of(contract: WorkloadSubmitted | Workload) -> str:
+    """Return a gang in words."""
+    gpus = contract.ranks * contract.gpus_per_rank
+    pool = f" of {contract.pool}" if contract.pool else ""
+    size = f"{gpus} GPU{'s' * (gpus != 1)}{pool}"
+    return size if contract.ranks == 1 else f"{contract.ranks} ranks × {contract.gpus_per_rank} = {size}"
+
+
+def contract_of(contract: WorkloadSubmitted | Workload) -> str:
+    """Return a scheduling contract in words."""
+    if contract.min_runtime_ms:
+        kind = f"allocated, min runtime {format_duration(contract.min_runtime_ms)}"
+    else:
+        kind = "unallocated"
+    timeout = f", timeout {format_duration(contract.timeout_ms)}" if contract.timeout_ms is not None else ""
+    return kind + timeout + (", resumable" if contract.resumable else "")
+
+
+def _by(actor: str | None) -> str:
+    return f"{actor} " if actor else ""
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
