@@ -80,6 +80,7 @@ async def test_the_broker_keeps_order_and_sets_the_time(kafka: Broker) -> None:
     assert all(abs(record.timestamp - before_ms) < 60_000 for record in records)
 
 
+@pytest.mark.slow
 async def test_a_killed_broker_keeps_what_it_acknowledged(own_broker: Callable[[], Broker]) -> None:
     """After kill -9 and a restart at the same address, every acknowledged record is there, and appends go on."""
     broker = own_broker()
@@ -96,6 +97,25 @@ async def test_a_killed_broker_keeps_what_it_acknowledged(own_broker: Callable[[
     records = await read_whole(broker.bootstrap, partition)
     assert [record.value for record in records] == [*values, b"after"]
     assert [record.offset for record in records] == list(range(201))
+
+
+def test_a_container_gets_the_settings_of_the_local_broker() -> None:
+    """The image takes node.id from KAFKA_NODE_ID; clients are told the address outside the container."""
+    environment = brokers.container_environment("docker.example:31234")
+
+    assert environment["KAFKA_NODE_ID"] == "1"
+    assert environment["KAFKA_AUTO_CREATE_TOPICS_ENABLE"] == "false"
+    assert environment["KAFKA_ADVERTISED_LISTENERS"] == "PLAINTEXT://docker.example:31234"
+    assert environment["KAFKA_LISTENERS"] == "PLAINTEXT://0.0.0.0:9092,CONTROLLER://localhost:9093"
+
+
+def test_a_named_broker_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Who names a broker wants that one: no other is taken, no test is skipped, and the message has the address."""
+    address = f"127.0.0.1:{kafka_local.free_port()}"
+    monkeypatch.setenv("STREAMSCHED_TEST_KAFKA", address)
+
+    with pytest.raises(ConnectionError, match=f"{address}.*unset the variable"):
+        brokers.shared_broker(tmp_path)
 
 
 @pytest.mark.skipif(brokers.docker_answers(), reason="a container is removed by testcontainers' reaper, not by us")
