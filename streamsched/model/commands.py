@@ -83,9 +83,11 @@ class ReceiptStatus(StrEnum):
 
 
 class Receipt(Value):
-    """An answer to a request about a workload.
+    """An answer to a request about a workload, or about the budget tree.
 
     Attributes:
+        workload: The workload it is about, if it is about one.
+        change: The budget change it is about, if it is about one.
         cursor: The ledger record that settled it.
         corr: The correlation id of the request.
         reason: For a rejection: the field, the value and the remedy.
@@ -93,7 +95,8 @@ class Receipt(Value):
 
     type: Literal["receipt"] = "receipt"
     v: Literal[1] = 1
-    workload: WorkloadId
+    workload: WorkloadId | None = None
+    change: str | None = None
     status: ReceiptStatus
     cursor: Cursor
     corr: str | None = None

@@ -69,7 +69,7 @@ class Fact(Value):
     cause: Annotated[str, Field(max_length=200)] | None = None
 
 
-# --- what people and their tools ask for -----------------------------------------------------------------------------
+# --- what people and their tools ask for ------------------------------------------------------------------------------
 
 
 class WorkloadSubmitted(Fact):
@@ -155,7 +155,7 @@ class BudgetTreeChanged(Fact):
             if share.budget in promised:
                 raise ValueError(f"budget {share.budget!r} is named twice")
             if parent not in promised:
-                raise ValueError(f"budget {share.budget!r} comes before its parent {parent!r}, or the parent is missing")
+                raise ValueError(f"budget {share.budget!r} comes before its parent {parent!r}, or that is missing")
             promised[share.budget] = 0
             promised[parent] += share.fraction_nano
             if promised[parent] > WHOLE:
@@ -279,7 +279,7 @@ class RunReleased(Fact):
     detail: Reason | None = None
 
 
-# --- what the machinery writes ------------------------------------------------------------------------------------------
+# --- what the machinery writes ----------------------------------------------------------------------------------------
 
 
 class Tick(Fact):
@@ -339,7 +339,7 @@ class LedgerSkipped(Fact):
     reason: Reason
 
 
-# --- decisions ----------------------------------------------------------------------------------------------------------
+# --- decisions --------------------------------------------------------------------------------------------------------
 
 
 class Seat(Value):
@@ -365,15 +365,13 @@ class ShareLine(Value):
 
     Attributes:
         budget: The vertex of the tree.
-        place: Its place among its siblings that had something to place, from 1.
-        siblings: How many those were.
+        siblings: How many children of its parent had something to place; it was the first of them.
     """
 
     budget: BudgetId
     charged_gpu_ms: GpuMs
     committed_gpu_ms: GpuMs
     entitled_gpu_ms: GpuMs
-    place: int = Field(ge=1)
     siblings: int = Field(ge=1)
 
 

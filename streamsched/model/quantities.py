@@ -70,7 +70,7 @@ def parse_fraction(text: str) -> int:
     Raises:
         ValueError: No such fraction, or outside 0 to 1.
     """
-    from fractions import Fraction  # noqa: PLC0415  only people at a command line need it
+    from fractions import Fraction
 
     try:
         value = Fraction(text[:-1]) / 100 if text.endswith("%") else Fraction(text)

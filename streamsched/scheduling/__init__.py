@@ -1,0 +1,1 @@
+"""Decisions: functions of the state alone. They read it and never write."""

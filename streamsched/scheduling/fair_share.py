@@ -1,0 +1,123 @@
+"""Whose turn it is: the walk from the root of the budget tree to the leaf that is furthest behind its share.
+
+Siblings are ordered by usage ratio, (charged + committed) / entitled, compared by cross-multiplication so that equal
+means equal; a budget with no entitlement comes last. A tie goes to the sibling with the older waiting workload, then
+to the smaller id. Priority sorts inside a leaf and never leaves it.
+
+Source: `fair-share.md`, section 4.1.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from streamsched.model.events import ShareLine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from streamsched.scheduling.draft import Draft
+    from streamsched.state.backlog import ShapeQueue
+    from streamsched.state.usage import Budget
+    from streamsched.state.workloads import QueueKey
+
+#: What a budget used, with what it has committed; and what it is entitled to.
+Standing = tuple[int, int, int]
+
+
+def standing(budget: Budget, draft: Draft, *, allocated: bool) -> Standing:
+    """Return (charged, committed, entitled) of a budget in GPU-milliseconds, this decision included.
+
+    Unallocated work is ordered by its own ledger: unallocated time over the quota.
+    """
+    if allocated:
+        committed = budget.committed_gpu_ms(draft.now_ms) + draft.committed.get(budget, 0)
+        return budget.charged_gpu_ms(draft.now_ms), committed, budget.entitled_gpu_ms(draft.now_ms)
+    return budget.unallocated_gpu_ms(draft.now_ms), 0, 0 if budget.closed else budget.quota_nano
+
+
+def comes_before(one: Standing, other: Standing) -> bool | None:
+    """Return whether the first has the smaller usage ratio; None when they are equal.
+
+    >>> comes_before((0, 0, 10), (1, 0, 10))
+    True
+    >>> comes_before((1, 1, 10), (4, 0, 20)) is None
+    True
+    >>> comes_before((0, 0, 0), (99, 0, 1))
+    False
+    """
+    if one[2] == 0 or other[2] == 0:
+        return None if one[2] == other[2] else one[2] != 0
+    left = (one[0] + one[1]) * other[2]
+    right = (other[0] + other[1]) * one[2]
+    return None if left == right else left < right
+
+
+class Turns:
+    """The candidates of one class (allocated, or unallocated), taken leaf by leaf in fair-share order.
+
+    Only queues whose shape may fit are given to it: a shape that fits nowhere takes no turn.
+    """
+
+    __slots__ = ("_below", "_draft", "_queues", "allocated")
+
+    def __init__(self, draft: Draft, queues: Iterable[ShapeQueue], *, allocated: bool) -> None:
+        self.allocated = allocated
+        self._draft = draft
+        #: Per leaf its queues that have something left; per inner budget the children that do.
+        self._queues: dict[Budget, list[ShapeQueue]] = {}
+        self._below: dict[Budget, list[Budget]] = {}
+        taken = draft.taken
+        for queue in queues:
+            if taken.get(queue, 0) < len(queue.entries):
+                self._queues.setdefault(queue.leaf, []).append(queue)
+        for leaf in self._queues:
+            child = leaf
+            for budget in leaf.path[1:]:
+                children = self._below.setdefault(budget, [])
+                if child in children:
+                    break
+                children.append(child)
+                child = budget
+
+    def next(self) -> tuple[ShapeQueue, QueueKey, tuple[ShareLine, ...]] | None:
+        """Return the candidate whose turn it is, its queue, and why; None when nothing is left."""
+        if not self._queues:
+            return None
+        budget = self._draft.state.budgets.root
+        lines: list[ShareLine] = []
+        while budget not in self._queues:
+            children = self._below[budget]
+            budget, used = self._first(children)
+            lines.append(
+                ShareLine(
+                    budget=budget.id,
+                    charged_gpu_ms=used[0],
+                    committed_gpu_ms=used[1],
+                    entitled_gpu_ms=used[2],
+                    siblings=len(children),
+                )
+            )
+        taken = self._draft.taken
+        queue = min(self._queues[budget], key=lambda queue: queue.entries[taken.get(queue, 0)])
+        return queue, queue.entries[taken.get(queue, 0)], tuple(lines)
+
+    def _first(self, children: list[Budget]) -> tuple[Budget, Standing]:
+        best = children[0]
+        best_standing = standing(best, self._draft, allocated=self.allocated)
+        for child in children[1:]:
+            other = standing(child, self._draft, allocated=self.allocated)
+            before = comes_before(other, best_standing)
+            if before is None:
+                before = (self._oldest(child), child.id) < (self._oldest(best), best.id)
+            if before:
+                best, best_standing = child, other
+        return best, best_standing
+
+    def _oldest(self, budget: Budget) -> tuple[int, str]:
+        """Return the earliest waiting candidate below a budget."""
+        queues = self._queues.get(budget)
+        if queues is not None:
+            taken = self._draft.taken
+            return min(queue.oldest(taken.get(queue, 0)) for queue in queues)
+        return min(self._oldest(child) for child in self._below[budget])

@@ -1,0 +1,183 @@
+"""Which unallocated runs end so that an allocated gang fits: as few GPUs as will do, whole gangs, and none in vain.
+
+Greedy over the nodes, exact on each: the cheapest runs that make room for one more rank there are a small knapsack.
+Whoever is stopped frees GPUs on every node of its gang, and that counts for the next choice. In the end every victim
+is put back that the gang can do without.
+
+Source: `fair-share.md`, section 4.4, at its first threshold: unallocated work only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from streamsched.model.events import Seat, Victim
+from streamsched.scheduling.placement import lowest_bits, seats_of
+
+if TYPE_CHECKING:
+    from streamsched.scheduling.draft import DraftPool
+    from streamsched.state.cluster import ClusterState
+    from streamsched.state.inventory import Node, RunKey
+    from streamsched.state.workloads import Run, Workload
+
+#: What stopping some runs costs: GPUs, gangs, and how much they are preferred to be left alone.
+Cost = tuple[int, int, int]
+
+
+def displace(
+    state: ClusterState, pool: DraftPool, ranks: int, gpus_per_rank: int
+) -> tuple[tuple[Seat, ...], tuple[Victim, ...]] | None:
+    """Seat a gang on free GPUs and on those of unallocated runs, and take both; None when it does not fit.
+
+    Args:
+        state: Read for the runs.
+        pool: Where to look; changed when the gang fits.
+        ranks: Gang size.
+        gpus_per_rank: GPUs of each rank, on one node.
+    """
+    if pool.reclaimable.slots(gpus_per_rank) < ranks:
+        return None
+    search = _Search(state, pool, gpus_per_rank)
+    while search.slots < ranks:
+        search.stop_cheapest()
+    search.put_back(ranks)
+    return search.seats(ranks), search.victims()
+
+
+class _Search:
+    """The room for one gang while victims are chosen."""
+
+    def __init__(self, state: ClusterState, pool: DraftPool, gpus_per_rank: int) -> None:
+        self.state = state
+        self.pool = pool
+        self.gpus_per_rank = gpus_per_rank
+        self.chosen: dict[RunKey, Run] = {}
+        #: GPUs that the chosen free, by node index, on nodes that may be used.
+        self.freed: dict[int, int] = {}
+        self.slots = pool.free.slots(gpus_per_rank)
+
+    def stop_cheapest(self) -> None:
+        """Add the victims that make room for one more rank somewhere at the least cost."""
+        best: tuple[Cost, int, list[RunKey]] | None = None
+        for free in range(len(self.pool.free.nodes) - 1, -1, -1):
+            nodes = self.pool.free.nodes[free]
+            while nodes:
+                bit = nodes & -nodes
+                nodes ^= bit
+                node = self.pool.nodes[bit.bit_length() - 1]
+                if not node.preemptible:
+                    continue
+                found = self._cheapest_on(node)
+                if found is not None and (best is None or (found[0], node.index) < best[:2]):
+                    best = (found[0], node.index, found[1])
+            # Nodes with fewer free GPUs must give up at least so many, for the next rank to fit there.
+            if best is not None and not self.freed and best[0][0] <= self._least_for(free - 1):
+                break
+        if best is None:
+            raise AssertionError("the gang fits on what can be reclaimed, so there is something left to reclaim")
+        for key in best[2]:
+            self._choose(key)
+
+    def put_back(self, ranks: int) -> None:
+        """Leave every victim alone that the gang can do without, the last chosen first."""
+        for key in reversed(list(self.chosen)):
+            run = self.chosen.pop(key)
+            slots_before, freed_before = self.slots, self.freed.copy()
+            for node in self._nodes_of(run):
+                before = self._room(node)
+                self.freed[node.index] &= ~run.held[node.id]
+                self.slots -= before // self.gpus_per_rank - self._room(node) // self.gpus_per_rank
+            if self.slots < ranks:
+                self.chosen[key] = run
+                self.slots, self.freed = slots_before, freed_before
+
+    def seats(self, ranks: int) -> tuple[Seat, ...]:
+        """Seat the gang where the fewest of its GPUs have to be waited for, and take the GPUs."""
+        for key, run in self.chosen.items():
+            self.pool.stop(key, self._nodes_of(run))
+        shares: list[tuple[Node, int]] = []
+        left = ranks
+        for node in self._nodes_by_use():
+            here = min(left, self._room(node) // self.gpus_per_rank)
+            if not here:
+                continue
+            free = self.pool.free_mask(node)
+            wanted = here * self.gpus_per_rank
+            mask = lowest_bits(free, min(wanted, free.bit_count()))
+            mask |= lowest_bits(self.freed.get(node.index, 0), wanted - mask.bit_count())
+            self.pool.take(node, mask)
+            shares.append((node, mask))
+            left -= here
+            if not left:
+                break
+        return seats_of(shares, self.gpus_per_rank)
+
+    def victims(self) -> tuple[Victim, ...]:
+        """Return the chosen runs by id."""
+        return tuple(Victim(workload=key[0], attempt=key[1]) for key in sorted(self.chosen))
+
+    # --- steps ---
+
+    def _nodes_by_use(self) -> list[Node]:
+        """Return the nodes that have room: those of victims first, as they were stopped for it, then the emptiest."""
+        stopped = [self.pool.nodes[index] for index in self.freed if self.freed[index]]
+        stopped.sort(key=lambda node: (-(self._room(node) // self.gpus_per_rank), node.index))
+        others: list[Node] = []
+        for free in range(len(self.pool.free.nodes) - 1, self.gpus_per_rank - 1, -1):
+            nodes = self.pool.free.nodes[free]
+            while nodes:
+                bit = nodes & -nodes
+                nodes ^= bit
+                index = bit.bit_length() - 1
+                if not self.freed.get(index):
+                    others.append(self.pool.nodes[index])
+        return stopped + others
+
+    def _room(self, node: Node) -> int:
+        return (self.pool.free_mask(node) | self.freed.get(node.index, 0)).bit_count()
+
+    def _least_for(self, free: int) -> int:
+        """Return how many GPUs a node with so many free must get back for one more rank."""
+        return self.gpus_per_rank - max(free, 0) % self.gpus_per_rank
+
+    def _nodes_of(self, run: Run) -> list[Node]:
+        return [self.state.nodes[id_] for id_ in run.held if self.state.nodes[id_].pool == self.pool.pool.id]
+
+    def _choose(self, key: RunKey) -> None:
+        run = self.state.workloads[key[0]].run
+        if run is None:
+            raise AssertionError("a preemptible run exists")
+        self.chosen[key] = run
+        for node in self._nodes_of(run):
+            before = self._room(node)
+            self.freed[node.index] = self.freed.get(node.index, 0) | run.held[node.id]
+            self.slots += self._room(node) // self.gpus_per_rank - before // self.gpus_per_rank
+
+    def _cheapest_on(self, node: Node) -> tuple[Cost, list[RunKey]] | None:
+        """Return the cheapest runs of a node whose end lets one more rank fit there: an exact small knapsack."""
+        room = self._room(node)
+        need = self.gpus_per_rank - room % self.gpus_per_rank
+        runs = [(key, mask.bit_count()) for key, mask in self.pool.preemptible(node).items() if key not in self.chosen]
+        if sum(gpus for _, gpus in runs) < need:
+            return None
+        runs.sort(key=lambda item: _spare_last(self.state.workloads[item[0][0]]))
+        best: list[tuple[Cost, list[RunKey]] | None] = [((0, 0, 0), []), *[None] * need]
+        for position, (key, gpus) in enumerate(runs):
+            run = self.state.workloads[key[0]].run
+            whole = run.gpus if run is not None else gpus
+            for covered in range(need, 0, -1):
+                before = best[max(0, covered - gpus)]
+                if before is None:
+                    continue
+                cost = (before[0][0] + whole, before[0][1] + 1, before[0][2] + position)
+                known = best[covered]
+                if known is None or cost < known[0]:
+                    best[covered] = (cost, [*before[1], key])
+        return best[need]
+
+
+def _spare_last(workload: Workload) -> tuple[int, int, int, list[int]]:
+    """Order runs of one node by who goes first: lower priority, resumable, youngest, greatest id."""
+    run = workload.run
+    started = run.started_ms if run is not None and run.started_ms is not None else 1 << 62
+    return (workload.priority, 0 if workload.resumable else 1, -started, [-ord(letter) for letter in workload.id])

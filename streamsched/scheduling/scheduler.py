@@ -1,0 +1,93 @@
+"""One replica's side of the rounds protocol, with no I/O and no clock: what was read goes in, what to append comes out.
+
+Every shell that schedules drives this one object: the Faust service, the embedded service, the simulator. So they
+propose the same, and what is left to a shell is to carry bytes and to wait.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from streamsched.errors import LedgerGapError
+from streamsched.model.commands import Effects
+from streamsched.model.events import Tick
+from streamsched.scheduling.decision import decide
+from streamsched.state.cluster import ClusterState
+
+if TYPE_CHECKING:
+    from streamsched.model.events import Record, RoundProposed, StateHashed
+
+
+class Scheduler:
+    """A fold of the ledger that knows what it would append next.
+
+    At most one event of ours is in flight: whoever appends what `next_event` gives calls `appended` with its cursor,
+    and nothing more comes before that cursor was taken.
+    """
+
+    def __init__(self, state: ClusterState | None = None) -> None:
+        self.state = ClusterState() if state is None else state
+        self._in_flight: int | None = None
+        self._hash: StateHashed | None = None
+        #: How many records had been folded when there was last nothing to decide.
+        self._settled_at = -1
+        #: When something was last read, by the caller's clock and by the ledger's.
+        self._last_tick_clock_ms = 0
+
+    def take(self, record: Record) -> Effects:
+        """Fold a record; a repeat gives no effects.
+
+        Raises:
+            LedgerGapError: Records before this one have not been taken; read them from the ledger first.
+        """
+        state = self.state
+        if record.cursor < state.next_cursor:
+            return Effects()
+        if record.cursor > state.next_cursor:
+            raise LedgerGapError(state.next_cursor, record.cursor)
+        effects = state.apply(record)
+        if effects.hash is not None:
+            self._hash = effects.hash
+        if self._in_flight is not None and record.cursor >= self._in_flight:
+            self._in_flight = None
+        return effects
+
+    def appended(self, cursor: int) -> None:
+        """Take note of where the last event of ours was appended."""
+        self._in_flight = cursor if cursor >= self.state.next_cursor else None
+
+    def next_event(self, clock_ms: int) -> RoundProposed | Tick | StateHashed | None:
+        """Return what should be appended now, once every record up to the end has been taken; None for nothing.
+
+        Args:
+            clock_ms: The caller's clock. It only decides when a tick is written, never what is decided.
+        """
+        if self._in_flight is not None:
+            return None
+        state = self.state
+        if self._hash is not None:
+            due, self._hash = self._hash, None
+            if due.folded > state.hashed:
+                return due
+        if self._settled_at != state.next_cursor:
+            proposal = decide(state)
+            if proposal is not None:
+                return proposal
+            self._settled_at = state.next_cursor
+        if clock_ms >= self.wakeup_ms(clock_ms):
+            self._last_tick_clock_ms = clock_ms
+            return Tick(tick=state.last_tick + 1)
+        return None
+
+    def wakeup_ms(self, clock_ms: int) -> int:
+        """Return when to ask `next_event` again at the latest, by the caller's clock, if nothing is read before.
+
+        A tick follows when time alone changes something and otherwise after the policy's longest pause. Two ticks are
+        at least 100 ms apart, so that a ledger whose clock is behind ours does not fill with them.
+        """
+        state = self.state
+        pause = max(state.now_ms, self._last_tick_clock_ms) + state.policy.tick_ms
+        due = state.next_wakeup_ms
+        soonest = self._last_tick_clock_ms + 100
+        wakeup = pause if due is None else min(pause, due)
+        return max(wakeup, soonest, min(clock_ms, soonest))

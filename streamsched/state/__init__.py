@@ -1,0 +1,1 @@
+"""The fold: what is known of one cluster at one cursor, and nothing else."""

@@ -1,0 +1,246 @@
+"""Nodes and their GPUs: who holds which, what is free, and an index that finds room without a walk over the nodes.
+
+GPUs of a node are bits of an integer, and so are the nodes of a pool: for each number of GPUs there is one integer
+whose bit i says that node i has exactly so many free. Finding the tightest node is a few operations on integers, a
+decision copies the index by copying references, and a set that is only read needs no lock and no copy.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+from streamsched.model.events import NodeHealth
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: The most GPUs that a node can have.
+MAX_GPUS = 16
+_SIZES = range(MAX_GPUS + 1)
+
+#: A workload and the number of its attempt.
+RunKey = tuple[str, int]
+
+
+class Node:
+    """One machine. Its GPUs are numbered from 0; a set of them is a mask."""
+
+    __slots__ = (
+        "boot",
+        "claims",
+        "domains",
+        "filed_capacity",
+        "filed_free",
+        "filed_reclaimable",
+        "free_mask",
+        "gpus",
+        "health",
+        "held",
+        "id",
+        "index",
+        "orphans",
+        "pool",
+        "preemptible",
+        "reason",
+        "since_ms",
+    )
+
+    def __init__(self, id_: str, pool: str, gpus: int, domains: tuple[str, ...], now_ms: int) -> None:
+        self.id = id_
+        self.pool = pool
+        self.gpus = gpus
+        self.domains = domains
+        self.boot = ""
+        self.health = NodeHealth.HEALTHY
+        self.reason: str | None = None
+        self.since_ms = now_ms
+        #: GPUs by run that has them.
+        self.held: dict[RunKey, int] = {}
+        #: GPUs by run that waits for them, free or still held by a victim.
+        self.claims: dict[RunKey, int] = {}
+        #: GPUs of runs that are over for us, but of which the node has yet to say that they are gone.
+        self.orphans: dict[RunKey, int] = {}
+        #: GPUs of unallocated runs that nobody stops yet.
+        self.preemptible: dict[RunKey, int] = {}
+        self.free_mask = self.all_mask
+        #: Its position in its pool, and how it is filed there.
+        self.index = 0
+        self.filed_free = 0
+        self.filed_reclaimable = 0
+        self.filed_capacity = 0
+
+    @property
+    def all_mask(self) -> int:
+        """All GPUs of the node."""
+        return (1 << self.gpus) - 1
+
+    @property
+    def place_key(self) -> tuple[tuple[str, ...], str]:
+        """The order of nodes: neighbours in the topology are neighbours here."""
+        return (self.domains, self.id)
+
+    @property
+    def preemptible_mask(self) -> int:
+        """GPUs that an allocated request may take."""
+        mask = 0
+        for held in self.preemptible.values():
+            mask |= held
+        return mask
+
+    @property
+    def occupied_gpus(self) -> int:
+        """GPUs that runs hold, as far as we charge or believe them."""
+        return sum(mask.bit_count() for mask in self.held.values())
+
+    def derive_free(self) -> int:
+        """Return the GPUs that nobody holds, claims or has left behind."""
+        taken = 0
+        for mask in self.held.values():
+            taken |= mask
+        for mask in self.claims.values():
+            taken |= mask
+        for mask in self.orphans.values():
+            taken |= mask
+        return self.all_mask & ~taken
+
+
+class Room:
+    """How many GPUs the nodes of a pool offer: for each number, the set of nodes that offer exactly so many."""
+
+    __slots__ = ("counts", "nodes")
+
+    def __init__(self) -> None:
+        self.nodes = [0] * (MAX_GPUS + 1)
+        self.counts = [0] * (MAX_GPUS + 1)
+
+    def copy(self) -> Room:
+        """Return a room that may be changed without changing this one."""
+        other = Room.__new__(Room)
+        other.nodes = self.nodes.copy()
+        other.counts = self.counts.copy()
+        return other
+
+    def move(self, index: int, before: int, after: int) -> None:
+        """File a node under another number of GPUs."""
+        if before == after:
+            return
+        bit = 1 << index
+        self.nodes[before] ^= bit
+        self.counts[before] -= 1
+        self.nodes[after] |= bit
+        self.counts[after] += 1
+
+    def slots(self, gpus_per_rank: int) -> int:
+        """Return how many ranks of that size fit, all nodes together."""
+        counts = self.counts
+        return sum(counts[gpus] * (gpus // gpus_per_rank) for gpus in range(gpus_per_rank, MAX_GPUS + 1))
+
+    def tightest(self, gpus: int) -> int:
+        """Return the smallest number of GPUs, at least `gpus`, that some node offers; or -1."""
+        counts = self.counts
+        for offered in range(gpus, MAX_GPUS + 1):
+            if counts[offered]:
+                return offered
+        return -1
+
+    def first(self, gpus: int) -> int:
+        """Return the first node that offers exactly so many GPUs. There must be one."""
+        nodes = self.nodes[gpus]
+        return (nodes & -nodes).bit_length() - 1
+
+
+class Pool:
+    """The nodes of one kind, in the order of their places, with what they offer."""
+
+    __slots__ = ("free", "id", "installed", "nodes", "reclaimable")
+
+    def __init__(self, id_: str) -> None:
+        self.id = id_
+        self.nodes: list[Node] = []
+        #: What is free on healthy nodes.
+        self.free = Room()
+        #: What is free or held by unallocated work on healthy nodes.
+        self.reclaimable = Room()
+        #: Nodes by number of GPUs, whatever their health.
+        self.installed = [0] * (MAX_GPUS + 1)
+
+    def largest_gang(self, gpus_per_rank: int) -> int:
+        """Return how many ranks of that size would fit if every node were healthy and empty."""
+        return sum(self.installed[gpus] * (gpus // gpus_per_rank) for gpus in range(gpus_per_rank, MAX_GPUS + 1))
+
+
+class Inventory:
+    """All nodes of one cluster, their pools, and the schedulable GPUs."""
+
+    __slots__ = ("capacity_gpus", "nodes", "pools")
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.pools: dict[str, Pool] = {}
+        #: GPUs of healthy nodes, and GPUs still held on unhealthy ones.
+        self.capacity_gpus = 0
+
+    def candidates(self, pool: str | None) -> Iterator[Pool]:
+        """Yield the pools that a request for `pool` (None: any) may use, by name."""
+        if pool is None:
+            for id_ in sorted(self.pools):
+                yield self.pools[id_]
+        elif pool in self.pools:
+            yield self.pools[pool]
+
+    def add(self, node: Node) -> None:
+        """Take a new node into its pool."""
+        self.nodes[node.id] = node
+        pool = self.pools.setdefault(node.pool, Pool(node.pool))
+        index = bisect_left(pool.nodes, node.place_key, key=lambda other: other.place_key)
+        for later in pool.nodes[index:]:
+            later.index += 1
+        pool.nodes.insert(index, node)
+        node.index = index
+        below = (1 << index) - 1
+        for room in (pool.free, pool.reclaimable):
+            room.nodes = [(nodes & ~below) << 1 | nodes & below for nodes in room.nodes]
+            room.nodes[0] |= 1 << index
+            room.counts[0] += 1
+        pool.installed[node.gpus] += 1
+        node.filed_free = node.filed_reclaimable = node.filed_capacity = 0
+        self.refile(node)
+
+    def remove(self, node: Node) -> None:
+        """Forget a node."""
+        pool = self.pools[node.pool]
+        pool.free.move(node.index, node.filed_free, 0)
+        pool.reclaimable.move(node.index, node.filed_reclaimable, 0)
+        self.capacity_gpus -= node.filed_capacity
+        for later in pool.nodes[node.index + 1 :]:
+            later.index -= 1
+        del pool.nodes[node.index]
+        below = (1 << node.index) - 1
+        for room in (pool.free, pool.reclaimable):
+            room.nodes = [(nodes >> 1) & ~below | nodes & below for nodes in room.nodes]
+            room.counts[0] -= 1
+        pool.installed[node.gpus] -= 1
+        del self.nodes[node.id]
+        if not pool.nodes:
+            del self.pools[node.pool]
+
+    def refile(self, node: Node) -> None:
+        """Bring the index up to date after anything about a node has changed."""
+        node.free_mask = free = node.derive_free()
+        if node.health is NodeHealth.HEALTHY:
+            offered = free.bit_count()
+            reclaimable = (free | node.preemptible_mask).bit_count() if node.preemptible else offered
+            capacity = node.gpus
+        else:
+            offered = reclaimable = 0
+            capacity = node.occupied_gpus if node.health is NodeHealth.UNHEALTHY else 0
+        if offered != node.filed_free:
+            self.pools[node.pool].free.move(node.index, node.filed_free, offered)
+            node.filed_free = offered
+        if reclaimable != node.filed_reclaimable:
+            self.pools[node.pool].reclaimable.move(node.index, node.filed_reclaimable, reclaimable)
+            node.filed_reclaimable = reclaimable
+        if capacity != node.filed_capacity:
+            self.capacity_gpus += capacity - node.filed_capacity
+            node.filed_capacity = capacity

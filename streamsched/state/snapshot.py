@@ -1,0 +1,332 @@
+"""A state as bytes and back, and its digest.
+
+The bytes are canonical: two folds of one history give the same, on any machine. What is derived (indexes, timers) is
+left out and built again, so a snapshot proves the facts and not the data structures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections import deque
+from typing import Any
+
+import orjson
+from pydantic import TypeAdapter
+
+from streamsched.model.commands import AnyCommand, Command, StopReason
+from streamsched.model.events import NodeHealth, Seat, WorkloadSubmitted
+from streamsched.model.policy import Policy
+from streamsched.state.cluster import ClusterState, Due, SourceGap
+from streamsched.state.inventory import Node
+from streamsched.state.usage import Budget, BudgetTree, SlidingUse
+from streamsched.state.workloads import Commitment, Finished, Phase, Run, Workload
+
+#: The layout of a snapshot. A snapshot of another layout is not read: the ledger is folded instead.
+FORMAT = 1
+
+_COMMAND: TypeAdapter[Command] = TypeAdapter(AnyCommand)
+
+
+def freeze(state: ClusterState) -> bytes:
+    """Return the whole state as canonical JSON: sorted keys, integers and strings only."""
+    budgets = _budgets_in_order(state.budgets)
+    number = {id(budget): position for position, budget in enumerate(budgets)}
+    return orjson.dumps(
+        {
+            "format": FORMAT,
+            "next_cursor": state.next_cursor,
+            "now_ms": state.now_ms,
+            "protocol": state.protocol,
+            "policy": state.policy.model_dump(mode="json"),
+            "policy_version": state.policy_version,
+            "closed_round": state.closed_round,
+            "last_tick": state.last_tick,
+            "workloads": [
+                _workload_out(state.workloads[id_], number[id(state.workloads[id_].budget)])
+                for id_ in sorted(state.workloads)
+            ],
+            "finished": [
+                [f.workload, f.phase, f.reason, f.cursor, f.at_ms, f.attempts, f.fingerprint]
+                for f in state.finished.values()
+            ],
+            "nodes": [_node_out(state.nodes[id_]) for id_ in sorted(state.nodes)],
+            "awaited_nodes": [[id_, *state.awaited_nodes[id_]] for id_ in sorted(state.awaited_nodes)],
+            "budgets": [_budget_out(budget, number) for budget in budgets],
+            "tree": _tree_out(state.budgets, number),
+            "sources": [[src, state.sources[src]] for src in sorted(state.sources)],
+            "gaps": [[gap.src, gap.expected, gap.found, gap.cursor] for gap in state.gaps],
+            "rejected": state.rejected,
+            "ignored": [[why, state.ignored[why]] for why in sorted(state.ignored)],
+            "void": [[why, state.void[why]] for why in sorted(state.void)],
+            "unacknowledged": [command.model_dump(mode="json") for command in state.unanswered_commands()],
+            "sent": [list(entry) for entry in state.sent],
+            "hashed": state.hashed,
+        },
+        option=orjson.OPT_SORT_KEYS,
+    )
+
+
+def digest(state: ClusterState) -> str:
+    """Return the SHA-256 of the frozen state, in hex."""
+    return hashlib.sha256(freeze(state)).hexdigest()
+
+
+def thaw(data: bytes) -> ClusterState:
+    """Return the state that `freeze` wrote. It goes on exactly as the frozen one would have.
+
+    Raises:
+        ValueError: The bytes are no snapshot of this layout.
+    """
+    fields: dict[str, Any] = orjson.loads(data)
+    if fields.get("format") != FORMAT:
+        raise ValueError(f"the snapshot has layout {fields.get('format')!r}, not {FORMAT}; fold the ledger instead")
+    state = ClusterState(Policy.model_validate(fields["policy"]))
+    state.next_cursor = fields["next_cursor"]
+    state.now_ms = fields["now_ms"]
+    state.protocol = fields["protocol"]
+    state.policy_version = fields["policy_version"]
+    state.closed_round = fields["closed_round"]
+    state.last_tick = fields["last_tick"]
+    budgets = _tree_in(state.budgets, fields["tree"], fields["budgets"])
+    for item in fields["nodes"]:
+        state.inventory.add(_node_in(item))
+    for id_, health, reason in fields["awaited_nodes"]:
+        state.awaited_nodes[id_] = (NodeHealth(health), reason)
+    for item in fields["workloads"]:
+        _restore_workload(state, _workload_in(item, budgets))
+    for id_, phase, reason, cursor, at_ms, attempts, fingerprint in fields["finished"]:
+        state.finished[id_] = Finished(id_, Phase(phase), reason, cursor, at_ms, attempts, fingerprint)
+    state.sources = dict(fields["sources"])
+    state.gaps = [SourceGap(*gap) for gap in fields["gaps"]]
+    state.rejected = fields["rejected"]
+    state.ignored = dict(fields["ignored"])
+    state.void = dict(fields["void"])
+    for item in fields["unacknowledged"]:
+        command = _COMMAND.validate_json(orjson.dumps(item))
+        state.unacknowledged.setdefault(command.node, {})[command.command] = command
+    state.sent = deque((when, node, command) for when, node, command in fields["sent"])
+    state.hashed = fields["hashed"]
+    return state
+
+
+# --- budgets ----------------------------------------------------------------------------------------------------------
+
+
+def _budgets_in_order(tree: BudgetTree) -> list[Budget]:
+    """Return every budget that something refers to, parents first: open ones by path, then closed ones."""
+    known = [*tree.root.below()]
+    seen = {id(budget) for budget in known}
+    for budget in tree.closed_in_use:
+        for ancestor in reversed(budget.path):
+            if id(ancestor) not in seen:
+                seen.add(id(ancestor))
+                known.append(ancestor)
+    return known
+
+
+def _use_out(use: SlidingUse) -> list[int]:
+    return [use.gpu_ms, use.as_of_ms, use.held, use.trailing]
+
+
+def _use_in(values: list[int]) -> SlidingUse:
+    use = SlidingUse()
+    use.gpu_ms, use.as_of_ms, use.held, use.trailing = values
+    return use
+
+
+def _budget_out(budget: Budget, number: dict[int, int]) -> dict[str, Any]:
+    return {
+        "id": budget.id,
+        "parent": None if budget.parent is None else number[id(budget.parent)],
+        "fraction": budget.fraction_nano,
+        "quota": budget.quota_nano,
+        "closed": budget.closed,
+        "charged": _use_out(budget.charged),
+        "uncharged": _use_out(budget.uncharged),
+        "commitment": [budget.commitment_fixed, budget.commitment_gpus, budget.commitment_sum],
+        "queued": budget.queued_gpus,
+        "segments": [list(segment) for segment in budget.segments],
+    }
+
+
+def _tree_out(tree: BudgetTree, number: dict[int, int]) -> dict[str, Any]:
+    return {
+        "change": tree.change,
+        "closed_in_use": [number[id(budget)] for budget in tree.closed_in_use],
+        "changes": [[when, number[id(leaf)], gpus, charged] for when, leaf, gpus, charged in tree.changes],
+        "capacity": [tree.capacity_gpus, tree.capacity_integral, tree.capacity_as_of_ms],
+        "trailing": [tree.trailing_gpus, tree.trailing_integral, tree.trailing_as_of_ms],
+        "capacity_changes": [list(change) for change in tree.capacity_changes],
+    }
+
+
+def _tree_in(tree: BudgetTree, fields: dict[str, Any], items: list[dict[str, Any]]) -> list[Budget]:
+    budgets: list[Budget] = []
+    for item in items:
+        if item["parent"] is None:
+            budget = tree.root
+        else:
+            budget = Budget(tree, item["id"], budgets[item["parent"]])
+            if not item["closed"]:
+                tree.by_id[budget.id] = budget
+                budgets[item["parent"]].children[budget.id] = budget
+        budget.fraction_nano, budget.quota_nano, budget.closed = item["fraction"], item["quota"], item["closed"]
+        budget.charged, budget.uncharged = _use_in(item["charged"]), _use_in(item["uncharged"])
+        budget.commitment_fixed, budget.commitment_gpus, budget.commitment_sum = item["commitment"]
+        budget.queued_gpus = item["queued"]
+        budget.segments = [(begin, quota) for begin, quota in item["segments"]]
+        budgets.append(budget)
+    tree.change = fields["change"]
+    tree.closed_in_use = [budgets[position] for position in fields["closed_in_use"]]
+    tree.changes = deque((when, budgets[leaf], gpus, charged) for when, leaf, gpus, charged in fields["changes"])
+    tree.capacity_gpus, tree.capacity_integral, tree.capacity_as_of_ms = fields["capacity"]
+    tree.trailing_gpus, tree.trailing_integral, tree.trailing_as_of_ms = fields["trailing"]
+    tree.capacity_changes = deque((when, gpus) for when, gpus in fields["capacity_changes"])
+    return budgets
+
+
+# --- nodes ------------------------------------------------------------------------------------------------------------
+
+
+def _node_out(node: Node) -> dict[str, Any]:
+    return {
+        "id": node.id,
+        "pool": node.pool,
+        "gpus": node.gpus,
+        "domains": list(node.domains),
+        "boot": node.boot,
+        "health": node.health,
+        "reason": node.reason,
+        "since_ms": node.since_ms,
+        "orphans": [[*key, node.orphans[key]] for key in sorted(node.orphans)],
+    }
+
+
+def _node_in(item: dict[str, Any]) -> Node:
+    node = Node(item["id"], item["pool"], item["gpus"], tuple(item["domains"]), item["since_ms"])
+    node.boot, node.health, node.reason = item["boot"], NodeHealth(item["health"]), item["reason"]
+    node.orphans = {(workload, attempt): mask for workload, attempt, mask in item["orphans"]}
+    return node
+
+
+# --- workloads --------------------------------------------------------------------------------------------------------
+
+
+def _workload_out(workload: Workload, budget: int) -> dict[str, Any]:
+    return {
+        "id": workload.id,
+        "budget": budget,
+        "pool": workload.pool,
+        "ranks": workload.ranks,
+        "gpus_per_rank": workload.gpus_per_rank,
+        "min_runtime_ms": workload.min_runtime_ms,
+        "timeout_ms": workload.timeout_ms,
+        "resumable": workload.resumable,
+        "priority": workload.priority,
+        "command": list(workload.command),
+        "phase": workload.phase,
+        "attempt": workload.attempt,
+        "submitted_ms": workload.submitted_ms,
+        "queued_ms": workload.queued_ms,
+        "requeued": workload.requeued,
+        "setbacks": workload.setbacks,
+        "held_until_ms": workload.held_until_ms,
+        "cancelled": workload.cancelled,
+        "filed": workload.queue_key is not None,
+        "run": None if workload.run is None else _run_out(workload.run),
+    }
+
+
+def _workload_in(item: dict[str, Any], budgets: list[Budget]) -> tuple[Workload, bool]:
+    budget = budgets[item["budget"]]
+    fact = WorkloadSubmitted(
+        workload=item["id"],
+        budget=budget.id,
+        pool=item["pool"],
+        ranks=item["ranks"],
+        gpus_per_rank=item["gpus_per_rank"],
+        min_runtime_ms=item["min_runtime_ms"],
+        timeout_ms=item["timeout_ms"],
+        resumable=item["resumable"],
+        priority=item["priority"],
+        command=tuple(item["command"]),
+    )
+    workload = Workload(fact, budget, item["submitted_ms"])
+    workload.phase = Phase(item["phase"])
+    for name in ("attempt", "queued_ms", "requeued", "setbacks", "held_until_ms", "cancelled"):
+        setattr(workload, name, item[name])
+    workload.run = None if item["run"] is None else _run_in(item["run"])
+    return workload, item["filed"]
+
+
+def _run_out(run: Run) -> dict[str, Any]:
+    return {
+        "attempt": run.attempt,
+        "seats": [[seat.rank, seat.node, seat.gpu_mask] for seat in run.seats],
+        "gpus": run.gpus,
+        "decided_at": run.decided_at,
+        "planned_ms": run.planned_ms,
+        "held": [[node, mask] for node, mask in run.held.items()],
+        "awaited": [[node, run.awaited[node]] for node in sorted(run.awaited)],
+        "places": [[node, command] for node, command in run.places.items()],
+        "bound_ms": run.bound_ms,
+        "deadline_ms": run.deadline_ms,
+        "commitment": run.commitment,
+        "started_on": sorted(run.started_on),
+        "started_ms": run.started_ms,
+        "protected_until_ms": run.protected_until_ms,
+        "stop": run.stop,
+        "stop_ms": run.stop_ms,
+        "beneficiary": run.beneficiary,
+        "ends": [run.failed, run.stopped, run.infrastructure],
+    }
+
+
+def _run_in(item: dict[str, Any]) -> Run:
+    seats = tuple(Seat(rank=rank, node=node, gpu_mask=mask) for rank, node, mask in item["seats"])
+    run = Run(item["attempt"], seats, item["gpus"], item["decided_at"], item["planned_ms"])
+    run.held = dict(item["held"])
+    run.awaited = dict(item["awaited"])
+    run.places = dict(item["places"])
+    run.commitment = Commitment(item["commitment"])
+    run.started_on = dict.fromkeys(item["started_on"])
+    run.stop = None if item["stop"] is None else StopReason(item["stop"])
+    for name in ("bound_ms", "deadline_ms", "started_ms", "protected_until_ms", "stop_ms", "beneficiary"):
+        setattr(run, name, item[name])
+    run.failed, run.stopped, run.infrastructure = item["ends"]
+    return run
+
+
+def _restore_workload(state: ClusterState, restored: tuple[Workload, bool]) -> None:
+    """Put a workload back, with all that is derived from it: its place in the backlog, its GPUs, its timers."""
+    workload, filed = restored
+    state.workloads[workload.id] = workload
+    if filed:
+        (state.allocated if workload.is_allocated else state.unallocated).add(workload)
+    run = workload.run
+    key = (workload.id, workload.attempt)
+    if run is None:
+        if not filed:
+            heapq.heappush(state._timers, (workload.held_until_ms, Due.HOLD_OVER, *key))
+        return
+    if workload.phase is Phase.PLANNED:
+        for seat in run.seats:
+            claims = state.nodes[seat.node].claims
+            claims[key] = claims.get(key, 0) | seat.gpu_mask
+    for node_id, mask in run.held.items():
+        node = state.nodes[node_id]
+        node.held[key] = mask
+        if not workload.is_allocated and run.stop is None:
+            node.preemptible[key] = mask
+    for node_id in dict.fromkeys(seat.node for seat in run.seats):
+        if node_id in state.nodes:
+            state.inventory.refile(state.nodes[node_id])
+    due = _DUE_IN.get(workload.phase)
+    if due is not None and run.deadline_ms is not None:
+        heapq.heappush(state._timers, (run.deadline_ms, due, *key))
+    if run.commitment is Commitment.REST and run.protected_until_ms is not None:
+        heapq.heappush(state._protections, (run.protected_until_ms, *key))
+
+
+_DUE_IN = {Phase.PLANNED: Due.PLAN_EXPIRES, Phase.BOUND: Due.START_DEADLINE, Phase.RUNNING: Due.TIMEOUT}

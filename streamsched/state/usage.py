@@ -1,0 +1,357 @@
+"""GPU-time by budget inside the lookback window: used, committed and entitled, exact, in integers.
+
+The window slides without a stop, so use is kept as a value and a slope: GPUs held now, less GPUs held exactly one
+window ago. Each change of what is held is written down once, at the end of one queue; when it is a window old it is
+taken from the front and changes the slope a second time. Both cost a step up the tree and nothing else.
+
+Source: `fair-share.md`, section 3. Ratios are never computed here: whoever compares two budgets multiplies across.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from streamsched.model.identifiers import parent_of
+from streamsched.model.quantities import WHOLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from streamsched.model.events import BudgetShare
+
+
+class SlidingUse:
+    """GPU-milliseconds held inside a window that ends now.
+
+    >>> use = SlidingUse()
+    >>> use.hold(8, now_ms=0)
+    >>> use.at(100)
+    800
+    """
+
+    __slots__ = ("as_of_ms", "gpu_ms", "held", "trailing")
+
+    def __init__(self) -> None:
+        self.gpu_ms = 0
+        self.as_of_ms = 0
+        #: GPUs held now.
+        self.held = 0
+        #: GPUs that were held exactly one window ago.
+        self.trailing = 0
+
+    def at(self, now_ms: int) -> int:
+        """Return the GPU-milliseconds inside the window that ends at `now_ms`, which no expiry may precede."""
+        return self.gpu_ms + (self.held - self.trailing) * (now_ms - self.as_of_ms)
+
+    def hold(self, gpus: int, now_ms: int) -> None:
+        """Take up (or with a negative number: give back) GPUs."""
+        self.gpu_ms += (self.held - self.trailing) * (now_ms - self.as_of_ms)
+        self.as_of_ms = now_ms
+        self.held += gpus
+
+    def expire(self, gpus: int, at_ms: int) -> None:
+        """Let a change that is now one window old leave the window."""
+        self.gpu_ms += (self.held - self.trailing) * (at_ms - self.as_of_ms)
+        self.as_of_ms = at_ms
+        self.trailing += gpus
+
+
+class Budget:
+    """A vertex of the budget tree, with the use of everything below it."""
+
+    __slots__ = (
+        "charged",
+        "children",
+        "closed",
+        "commitment_fixed",
+        "commitment_gpus",
+        "commitment_sum",
+        "fraction_nano",
+        "id",
+        "parent",
+        "path",
+        "queued_gpus",
+        "quota_nano",
+        "segments",
+        "tree",
+        "uncharged",
+    )
+
+    def __init__(self, tree: BudgetTree, id_: str, parent: Budget | None) -> None:
+        self.tree = tree
+        self.id = id_
+        self.parent = parent
+        self.children: dict[str, Budget] = {}
+        #: From here to the root.
+        self.path: tuple[Budget, ...] = (self, *(parent.path if parent else ()))
+        self.fraction_nano = 0
+        #: Its share of the cluster.
+        self.quota_nano = 0
+        self.closed = False
+        #: Allocated GPU-time, which is charged; and unallocated GPU-time, which only orders unallocated work.
+        self.charged = SlidingUse()
+        self.uncharged = SlidingUse()
+        #: Commitment of runs that have started: sum of GPUs, and of GPUs x protected_until.
+        self.commitment_gpus = 0
+        self.commitment_sum = 0
+        #: Commitment of runs that have not: GPUs x effective min runtime.
+        self.commitment_fixed = 0
+        #: GPUs of allocated requests that wait.
+        self.queued_gpus = 0
+        #: Quotas in force: (capacity integral when it began, quota).
+        self.segments: list[tuple[int, int]] = []
+
+    @property
+    def allocated_gpus(self) -> int:
+        """GPUs that allocated runs below here hold now."""
+        return self.charged.held
+
+    @property
+    def unallocated_gpus(self) -> int:
+        """GPUs that unallocated runs below here hold now."""
+        return self.uncharged.held
+
+    def charged_gpu_ms(self, now_ms: int) -> int:
+        """Return the allocated GPU-time inside the window: A of the specification."""
+        return self.charged.at(now_ms)
+
+    def unallocated_gpu_ms(self, now_ms: int) -> int:
+        """Return the unallocated GPU-time inside the window: A' of the specification."""
+        return self.uncharged.at(now_ms)
+
+    def committed_gpu_ms(self, now_ms: int) -> int:
+        """Return the protected GPU-time still ahead of live runs: K of the specification."""
+        return self.commitment_fixed + self.commitment_sum - self.commitment_gpus * now_ms
+
+    def entitled_gpu_ms(self, now_ms: int) -> int:
+        """Return what the quota is worth over the window: E of the specification.
+
+        The integral of quota x capacity over the window, so that a change is not retroactive; and at least the quota
+        over the cap on min runtime, so that nothing is divided by almost nothing. Floored to whole GPU-milliseconds.
+        """
+        if self.closed:
+            return 0
+        tree = self.tree
+        trailing = tree.capacity_trailing_at(now_ms)
+        end = tree.capacity_integral_at(now_ms)
+        nano = 0
+        for begin, quota in reversed(self.segments):
+            if begin <= trailing:
+                nano += quota * (end - trailing)
+                break
+            nano += quota * (end - begin)
+            end = begin
+        return max(nano, self.quota_nano * tree.capacity_gpus * tree.floor_ms) // WHOLE
+
+    def is_leaf(self) -> bool:
+        """Whether work may be submitted to it."""
+        return not self.children and self.parent is not None
+
+    def below(self) -> Iterator[Budget]:
+        """Yield this budget and all below it, parents first, children by id."""
+        yield self
+        for name in sorted(self.children):
+            yield from self.children[name].below()
+
+
+class BudgetTree:
+    """The budgets of one cluster, the cluster's capacity, and the changes that have yet to leave the window."""
+
+    __slots__ = (
+        "by_id",
+        "capacity_as_of_ms",
+        "capacity_changes",
+        "capacity_gpus",
+        "capacity_integral",
+        "change",
+        "changes",
+        "closed_in_use",
+        "floor_ms",
+        "root",
+        "trailing_as_of_ms",
+        "trailing_gpus",
+        "trailing_integral",
+        "window_ms",
+    )
+
+    def __init__(self, window_ms: int, floor_ms: int) -> None:
+        self.window_ms = window_ms
+        #: An entitlement is at least the quota over this time.
+        self.floor_ms = floor_ms
+        #: The id of the last change of the tree.
+        self.change: str | None = None
+        self.root = Budget(self, "", None)
+        self.root.quota_nano = self.root.fraction_nano = WHOLE
+        self.root.segments = [(0, WHOLE)]
+        self.by_id: dict[str, Budget] = {}
+        #: Budgets that were removed while something of theirs was inside the window or running.
+        self.closed_in_use: list[Budget] = []
+        #: Changes of use inside the window, oldest first: (when, leaf, GPUs, charged or not).
+        self.changes: deque[tuple[int, Budget, int, bool]] = deque()
+        #: Schedulable GPUs now: C of the specification; and the same one window ago.
+        self.capacity_gpus = 0
+        self.capacity_integral = 0
+        self.capacity_as_of_ms = 0
+        self.trailing_gpus = 0
+        self.trailing_integral = 0
+        self.trailing_as_of_ms = 0
+        self.capacity_changes: deque[tuple[int, int]] = deque()
+
+    # --- reading ---
+
+    def get(self, budget: str) -> Budget | None:
+        """Return the open budget of that id."""
+        return self.by_id.get(budget)
+
+    def leaves(self) -> list[Budget]:
+        """Return the open leaves in the order of their ids."""
+        return [self.by_id[id_] for id_ in sorted(self.by_id) if not self.by_id[id_].children]
+
+    def capacity_integral_at(self, now_ms: int) -> int:
+        """Return GPU-milliseconds of capacity from the beginning of the ledger until `now_ms`."""
+        return self.capacity_integral + self.capacity_gpus * (now_ms - self.capacity_as_of_ms)
+
+    def capacity_trailing_at(self, now_ms: int) -> int:
+        """Return the same until one window before `now_ms`."""
+        return self.trailing_integral + self.trailing_gpus * (now_ms - self.window_ms - self.trailing_as_of_ms)
+
+    # --- changes, by the fold only ---
+
+    def advance(self, now_ms: int) -> None:
+        """Let everything leave the window that is out of it at `now_ms`."""
+        edge = now_ms - self.window_ms
+        changes = self.changes
+        while changes and changes[0][0] <= edge:
+            when, leaf, gpus, charged = changes.popleft()
+            for budget in leaf.path:
+                (budget.charged if charged else budget.uncharged).expire(gpus, when + self.window_ms)
+        while self.capacity_changes and self.capacity_changes[0][0] <= edge:
+            when, gpus = self.capacity_changes.popleft()
+            self.trailing_integral += self.trailing_gpus * (when - self.trailing_as_of_ms)
+            self.trailing_as_of_ms = when
+            self.trailing_gpus = gpus
+
+    def hold(self, leaf: Budget, gpus: int, now_ms: int, *, charged: bool) -> None:
+        """Let a run of a leaf take up GPUs, or with a negative number give them back."""
+        if charged:
+            for budget in leaf.path:
+                budget.charged.hold(gpus, now_ms)
+        else:
+            for budget in leaf.path:
+                budget.uncharged.hold(gpus, now_ms)
+        self.changes.append((now_ms, leaf, gpus, charged))
+
+    def set_capacity(self, gpus: int, now_ms: int) -> None:
+        """Take note of the schedulable GPUs."""
+        if gpus == self.capacity_gpus:
+            return
+        self.capacity_integral = self.capacity_integral_at(now_ms)
+        self.capacity_as_of_ms = now_ms
+        self.capacity_gpus = gpus
+        self.capacity_changes.append((now_ms, gpus))
+
+    def set_window(self, window_ms: int, floor_ms: int, now_ms: int) -> None:
+        """Adopt another window. A shorter one forgets at once; a longer one fills up from what is still known.
+
+        Use and entitlement are always taken over the same stretch, so nobody gains or loses by the change itself.
+        """
+        self.floor_ms = floor_ms
+        if window_ms == self.window_ms:
+            return
+        if window_ms > self.window_ms:
+            # What left the old window is forgotten: it is as if all that was held at the old edge had begun there.
+            edge = now_ms - self.window_ms
+            opening = self._held_at_the_edge(edge)
+            for budget in self._all():
+                for use in (budget.charged, budget.uncharged):
+                    use.hold(0, now_ms)
+                    use.trailing = 0
+            self.changes.extendleft(reversed(opening))
+            self.trailing_integral = self.capacity_trailing_at(now_ms)
+            self.trailing_as_of_ms = now_ms - window_ms
+            self.capacity_changes.appendleft((edge, self.trailing_gpus))
+            self.trailing_gpus = 0
+        self.window_ms = window_ms
+        self.advance(now_ms)
+
+    def change_to(self, shares: tuple[BudgetShare, ...], change: str, now_ms: int) -> list[Budget]:
+        """Make the tree what `shares` says; return the budgets that take no work any more.
+
+        Source: `fair-share.md`, section 3.1. Effective quotas are products down the path, rounded by largest
+        remainder so that siblings add up to what was given out.
+        """
+        self.change = change
+        named = {share.budget for share in shares}
+        lost: list[Budget] = []
+        for id_ in sorted(self.by_id, reverse=True):
+            if id_ not in named:
+                budget = self.by_id.pop(id_)
+                budget.closed = True
+                budget.quota_nano = budget.fraction_nano = 0
+                if budget.parent is not None:
+                    budget.parent.children.pop(id_, None)
+                self.closed_in_use.append(budget)
+                lost.append(budget)
+        leaves_before = {id_ for id_, budget in self.by_id.items() if not budget.children}
+        for share in shares:
+            budget_or_none = self.by_id.get(share.budget)
+            if budget_or_none is None:
+                parent_id = parent_of(share.budget)
+                parent = self.root if parent_id is None else self.by_id[parent_id]
+                budget_or_none = self.by_id[share.budget] = parent.children[share.budget] = Budget(
+                    self, share.budget, parent
+                )
+                for use in (budget_or_none.charged, budget_or_none.uncharged):
+                    use.as_of_ms = now_ms
+            budget_or_none.fraction_nano = share.fraction_nano
+        self._set_quotas(now_ms)
+        lost.extend(self.by_id[id_] for id_ in sorted(leaves_before) if self.by_id[id_].children)
+        self.forget_closed()
+        return lost
+
+    def forget_closed(self) -> None:
+        """Drop removed budgets of which nothing runs and nothing is left inside the window."""
+        in_window = {id(change[1]) for change in self.changes}
+        self.closed_in_use = [
+            budget
+            for budget in self.closed_in_use
+            if id(budget) in in_window or budget.charged.held or budget.uncharged.held or budget.commitment_fixed
+        ]
+
+    def _set_quotas(self, now_ms: int) -> None:
+        integral = self.capacity_integral_at(now_ms)
+        trailing = self.capacity_trailing_at(now_ms)
+        for budget in self.root.below():
+            children = sorted(budget.children.values(), key=lambda child: child.id)
+            exact = [budget.quota_nano * child.fraction_nano for child in children]
+            quotas = [value // WHOLE for value in exact]
+            spare = sum(exact) // WHOLE - sum(quotas)
+            by_remainder = sorted(range(len(children)), key=lambda i: (-(exact[i] % WHOLE), children[i].id))
+            for i in by_remainder[:spare]:
+                quotas[i] += 1
+            for child, quota in zip(children, quotas, strict=True):
+                if not child.segments or child.segments[-1][1] != quota:
+                    child.segments.append((integral, quota))
+                while len(child.segments) > 1 and child.segments[1][0] <= trailing:
+                    child.segments.pop(0)
+                child.quota_nano = quota
+
+    def _held_at_the_edge(self, edge: int) -> list[tuple[int, Budget, int, bool]]:
+        """Return what every budget held by itself, not through its children, one window ago."""
+        own = {id(budget): (budget.charged.trailing, budget.uncharged.trailing) for budget in self._all()}
+        for budget in self._all():
+            if budget.parent is not None:
+                charged, uncharged = own[id(budget.parent)]
+                own[id(budget.parent)] = (charged - budget.charged.trailing, uncharged - budget.uncharged.trailing)
+        opening: list[tuple[int, Budget, int, bool]] = []
+        for budget in self._all():
+            charged, uncharged = own[id(budget)]
+            if charged:
+                opening.append((edge, budget, charged, True))
+            if uncharged:
+                opening.append((edge, budget, uncharged, False))
+        return opening
+
+    def _all(self) -> list[Budget]:
+        return [*self.root.below(), *self.closed_in_use]
