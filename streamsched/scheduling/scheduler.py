@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from streamsched.model.events import Record, RoundProposed, StateHashed
 
 
+_BETWEEN_TICKS_MS = 100
+
+
 class Scheduler:
     """A fold of the ledger that knows what it would append next.
 
@@ -31,8 +34,10 @@ class Scheduler:
         self._hash: StateHashed | None = None
         #: How many records had been folded when there was last nothing to decide.
         self._settled_at = -1
-        #: When something was last read, by the caller's clock and by the ledger's.
-        self._last_tick_clock_ms = 0
+        #: How many had been folded when we were last asked, and since when that is so, by the caller's clock.
+        self._asked_at = -1
+        self._quiet_since_ms = 0
+        self._last_tick_ms = 0
 
     def take(self, record: Record) -> Effects:
         """Fold a record; a repeat gives no effects.
@@ -75,19 +80,20 @@ class Scheduler:
                 return proposal
             self._settled_at = state.next_cursor
         if clock_ms >= self.wakeup_ms(clock_ms):
-            self._last_tick_clock_ms = clock_ms
+            self._last_tick_ms = clock_ms
             return Tick(tick=state.last_tick + 1)
         return None
 
     def wakeup_ms(self, clock_ms: int) -> int:
         """Return when to ask `next_event` again at the latest, by the caller's clock, if nothing is read before.
 
-        A tick follows when time alone changes something and otherwise after the policy's longest pause. Two ticks are
+        A tick follows when time alone changes something, and otherwise after the policy's longest pause. Two ticks are
         at least 100 ms apart, so that a ledger whose clock is behind ours does not fill with them.
         """
         state = self.state
-        pause = max(state.now_ms, self._last_tick_clock_ms) + state.policy.tick_ms
-        due = state.next_wakeup_ms
-        soonest = self._last_tick_clock_ms + 100
-        wakeup = pause if due is None else min(pause, due)
-        return max(wakeup, soonest, min(clock_ms, soonest))
+        if self._asked_at != state.next_cursor:
+            self._asked_at, self._quiet_since_ms = state.next_cursor, clock_ms
+        wakeup = self._quiet_since_ms + state.policy.tick_ms
+        if state.next_wakeup_ms is not None:
+            wakeup = min(wakeup, state.next_wakeup_ms)
+        return max(wakeup, self._last_tick_ms + _BETWEEN_TICKS_MS)
