@@ -57,6 +57,13 @@ class Timestamps(StrEnum):
     BROKER = "LogAppendTime"
 
 
+class PartitionedBy(StrEnum):
+    """What chooses a record's partition."""
+
+    KEY = "key"
+    CLUSTER = "cluster"
+
+
 class Topic(BaseModel):
     """One topic: what is on it, and how a broker must keep it.
 
@@ -66,7 +73,8 @@ class Topic(BaseModel):
         key: What a record's key is, and why.
         messages: The types of events, commands or receipts it carries.
         payload: What a record's value is, where it is none of ours.
-        partitions: How many. Keys map to partitions, so it never changes while there are records.
+        partitions: How many. Where keys choose, it never changes while there are records; where each cluster has
+            its own, it is the least.
         retention_ms: How long records are kept, in milliseconds; -1 is for ever.
         max_message_bytes: The largest record, compressed and with its overhead.
         min_insync_replicas: How many replicas have a record before it is acknowledged, where there are that many.
@@ -82,6 +90,7 @@ class Topic(BaseModel):
     written_by: Annotated[tuple[Party, ...], Field(min_length=1)]
     read_by: Annotated[tuple[Party, ...], Field(min_length=1)]
     partitions: int = Field(ge=1)
+    partitioned_by: PartitionedBy = PartitionedBy.KEY
     cleanup: Cleanup
     retention_ms: int = Field(ge=-1)
     timestamps: Timestamps
@@ -102,11 +111,16 @@ def catalogue() -> Mapping[str, Topic]:
     Raises:
         ConfigurationError: A file does not say what a topic needs; the message names the file and the field.
     """
-    topics = [_read(file) for file in _folder().iterdir() if file.name.endswith(".toml")]
+    topics = [read_topic(file) for file in _folder().iterdir() if file.name.endswith(".toml")]
     return MappingProxyType({topic.name: topic for topic in sorted(topics, key=lambda topic: topic.name)})
 
 
-def _read(file: Traversable) -> Topic:
+def read_topic(file: Traversable) -> Topic:
+    """Return the topic that one file describes.
+
+    Raises:
+        ConfigurationError: The file does not say what a topic needs.
+    """
     try:
         # By way of JSON, where strict models take lists for tuples and words for enums.
         return Topic.model_validate_json(to_json(tomllib.loads(file.read_text("utf-8"))))
