@@ -196,7 +196,12 @@ async def _admin(bootstrap: str, security: KafkaSecurity | None) -> AsyncIterato
     """Connect, and turn what aiokafka raises into our errors."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap, **(security or KafkaSecurity()))
     try:
-        await admin.start()
+        try:
+            await admin.start()
+        except ValueError as error:
+            raise ConfigurationError(
+                f"{bootstrap!r} is no address ({error}); write host:port[,host:port...]."
+            ) from error
         yield admin
     except (KafkaError, TimeoutError, OSError) as error:
         raise ConfigurationError(

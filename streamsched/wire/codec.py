@@ -156,7 +156,8 @@ class _Family(Generic[V]):
         except ValidationError:
             pass  # An old version, or a mistake whose name takes a closer look.
         else:
-            if "v" in value.model_fields_set and "type" in value.model_fields_set:
+            given = value.model_fields_set
+            if "v" in given and "type" in given:
                 return value
         event_type, fields = self.open(data, self.models)
         return self.validate(event_type, fields, data, extra="ignore")

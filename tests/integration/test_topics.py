@@ -144,7 +144,14 @@ async def test_more_replicas_than_brokers_are_refused_in_the_broker_s_words(kafk
     assert await names(kafka, prefix) == set()
 
 
-async def test_a_broker_that_is_not_there_is_said() -> None:
-    """Port 1 answers nobody."""
-    with pytest.raises(ConfigurationError, match=r"127\.0\.0\.1:1 did not answer.*Check the address"):
-        await check("127.0.0.1:1")
+@pytest.mark.parametrize(
+    ("bootstrap", "words"),
+    [
+        ("127.0.0.1:1", r"127\.0\.0\.1:1 did not answer.*Check the address"),
+        ("127.0.0.1:kafka", r"'127\.0\.0\.1:kafka' is no address.*write host:port"),
+    ],
+)
+async def test_a_broker_that_is_not_there_is_said(bootstrap: str, words: str) -> None:
+    """Port 1 answers nobody, and a word is no port."""
+    with pytest.raises(ConfigurationError, match=words):
+        await check(bootstrap)
