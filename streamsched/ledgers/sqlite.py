@@ -161,6 +161,53 @@ class SqliteLedger:
             raise LedgerClosedError(str(self.path))
 
 
+class SqliteHistoryWriter:
+    """Writes a new ledger file whose append times are given: the ledger of a simulation, or of an import.
+
+    What is written is on disk once `close` returns; a file that was not closed may lack its end.
+    """
+
+    def __init__(self, path: Path | str, cluster: str, created_ms: int) -> None:
+        """Create the file.
+
+        Raises:
+            ConfigurationError: There is something at `path` already, a writer holds it, or it cannot be created.
+        """
+        path = Path(path).resolve()
+        if path.exists():
+            raise ConfigurationError(f"{path} exists. Name a new file, or remove that one first.")
+        self._lock = WriterLock(path.with_name(path.name + ".lock"), path)
+        self._end = 0
+        try:
+            self._connection = sqlite3.connect(path, isolation_level=None)
+            _prepare(self._connection, path=path, cluster=cluster, created_ms=created_ms)
+            self._connection.execute("PRAGMA synchronous = OFF")
+        except sqlite3.Error as error:
+            self._lock.release()
+            raise ConfigurationError(
+                f"cannot create the ledger {path}: {error}. Name a place that is writable."
+            ) from error
+
+    def write(self, entries: Sequence[Entry]) -> None:
+        """Add entries, in one transaction.
+
+        Raises:
+            LedgerGapError: They do not go on where the file ends.
+        """
+        for cursor, entry in enumerate(entries, start=self._end):
+            if entry.cursor != cursor:
+                raise LedgerGapError(cursor, entry.cursor)
+        _insert(self._connection, entries=entries)
+        self._end += len(entries)
+
+    def close(self) -> None:
+        """Bring everything to disk and let others write."""
+        self._connection.execute("PRAGMA synchronous = FULL")
+        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._connection.close()
+        self._lock.release()
+
+
 class _Connection:
     """An SQLite connection with a thread of its own."""
 

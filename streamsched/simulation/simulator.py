@@ -1,0 +1,124 @@
+"""The loop: event, fold, decide, respond. Time jumps from one event to the next.
+
+The scheduler in the loop is the one of the live service, so that what is proposed here is what would be proposed there
+on the same facts. All facts of one moment are folded before it is asked, as a live scheduler folds what has arrived
+before it proposes. Nothing goes through bytes on the way; `streamsched.simulation.history` keeps the ledger when it
+is wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+from streamsched.model.events import Event, PolicyAdopted, Record
+from streamsched.model.policy import DEFAULT_POLICY, Policy
+from streamsched.replay.replayer import Observer
+from streamsched.scheduling.scheduler import Scheduler
+from streamsched.simulation.demand import Demand
+from streamsched.simulation.virtual_cluster import VirtualCluster
+from streamsched.state.cluster import ClusterState
+
+
+def simulate(
+    demand: Demand,
+    cluster: VirtualCluster,
+    policy: Policy = DEFAULT_POLICY,
+    *,
+    since_ms: int | None = None,
+    until_ms: int | None = None,
+    scheduler: Scheduler | None = None,
+    observers: Iterable[Observer] = (),
+) -> ClusterState:
+    """Let a scheduler serve a demand on a virtual cluster; return the state at the end.
+
+    The ledger begins with the policy, the budgets and the nodes. Equal arguments give equal records.
+
+    Args:
+        demand: What is submitted, and the budgets that pay.
+        cluster: Answers the commands. It is used up by this.
+        policy: Adopted by the first record.
+        since_ms: When the cluster comes up; the first submission's time when None.
+        until_ms: Nothing after this moment happens. When None, the simulation ends when nothing is left to do.
+        scheduler: The one that decides, when it is to be a special one.
+        observers: Called in this order after each record.
+
+    Raises:
+        ValueError: The cluster comes up after the first submission.
+    """
+    submissions = demand.submissions
+    now_ms = since_ms if since_ms is not None else (submissions[0].at_ms if submissions else 0)
+    if submissions and submissions[0].at_ms < now_ms:
+        raise ValueError(f"since_ms is {now_ms}, after the first submission at {submissions[0].at_ms}")
+    loop = _Loop(scheduler or Scheduler(), cluster, tuple(observers))
+    for event in _beginning(demand, cluster, policy):
+        loop.append(event, now_ms)
+    loop.propose(now_ms)
+
+    count, following = len(submissions), 0
+    while True:
+        due_ms = _earliest(
+            submissions[following].at_ms if following < count else None,
+            cluster.next_due_ms,
+            loop.wakeup_ms(now_ms),
+        )
+        if due_ms is None or (until_ms is not None and due_ms > until_ms):
+            break
+        if following == count and cluster.next_due_ms is None and not loop.scheduler.state.workloads:
+            break
+        now_ms = max(now_ms, due_ms)
+        while following < count and submissions[following].at_ms <= now_ms:
+            loop.append(submissions[following].workload, now_ms)
+            following += 1
+        while (fact := cluster.next_fact(now_ms)) is not None:
+            loop.append(fact, now_ms)
+        loop.propose(now_ms)
+    return loop.scheduler.state
+
+
+class _Loop:
+    """A ledger that is written by one hand and folded at once."""
+
+    __slots__ = ("_cluster", "_next_cursor", "_observers", "scheduler")
+
+    def __init__(self, scheduler: Scheduler, cluster: VirtualCluster, observers: Sequence[Observer]) -> None:
+        self.scheduler = scheduler
+        self._cluster = cluster
+        self._observers = observers
+        self._next_cursor = scheduler.state.next_cursor
+
+    def append(self, event: Event, now_ms: int) -> None:
+        """Make an event the next record, fold it, and hand its commands to the cluster."""
+        record = Record(self._next_cursor, now_ms, event)
+        self._next_cursor += 1
+        effects = self.scheduler.take(record)
+        if effects.commands:
+            self._cluster.obey(effects.commands, now_ms)
+        for observer in self._observers:
+            observer(record, effects, self.scheduler.state)
+
+    def wakeup_ms(self, now_ms: int) -> int | None:
+        """Return when time alone changes something; None for never. A tick that is withheld now is due later."""
+        wakeup_ms = self.scheduler.state.next_wakeup_ms
+        if wakeup_ms is None or wakeup_ms > now_ms:
+            return wakeup_ms
+        return max(self.scheduler.wakeup_ms(now_ms), now_ms + 1)
+
+    def propose(self, now_ms: int) -> None:
+        """Append what the scheduler wants appended, until it wants nothing more at this moment."""
+        while (event := self.scheduler.next_event(now_ms)) is not None:
+            self.scheduler.appended(self._next_cursor)
+            self.append(event, now_ms)
+            while (fact := self._cluster.next_fact(now_ms)) is not None:
+                self.append(fact, now_ms)
+
+
+def _beginning(demand: Demand, cluster: VirtualCluster, policy: Policy) -> Iterable[Event]:
+    return chain(
+        [PolicyAdopted(policy=policy, reason="the policy of this simulation"), demand.budgets],
+        cluster.inventories(),
+    )
+
+
+def _earliest(*moments: int | None) -> int | None:
+    return min((moment for moment in moments if moment is not None), default=None)
