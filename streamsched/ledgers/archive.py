@@ -669,9 +669,7 @@ def _unframe(frames: bytes, first: int, chain: bytes, path: Path) -> Iterator[tu
 
 def _step(chain: bytes, header: bytes, data: bytes) -> bytes:
     # The header's first 16 bytes are the cursor and the time. The length is not hashed: it is that of the data.
-    step = hashlib.sha256(chain + header[:16])
-    step.update(data)
-    return step.digest()
+    return hashlib.sha256(chain + header[:16] + data).digest()
 
 
 def _bad_frame(path: Path, cursor: int) -> LedgerCorruptError:

@@ -302,9 +302,11 @@ class _Writer:
         try:
             async with asyncio.timeout(self._confirm_seconds):
                 sent = await self._producer.send_batch(builder, self._where.topic, partition=self._where.partition)
-                done = await sent
+                sent.add_done_callback(_read_error)
+                await asyncio.wait([sent])  # Which does not cancel it.
         except TimeoutError as error:
             raise LedgerUnavailableError(f"no broker confirmed it within {self._confirm_seconds:g} s") from error
+        done = sent.result()
         if done.offset < 0:
             raise LedgerUnavailableError("the broker knows the batch as a repetition, but not where it is")
         if done.timestamp is None or done.timestamp < 0:
@@ -314,14 +316,23 @@ class _Writer:
     async def _abandon(self) -> None:
         """Stop the producer without delivering what it still holds.
 
-        `AIOKafkaProducer.stop` waits until all is delivered, which is for ever when the broker does not answer, and it
-        has no other way to stop: what it holds is failed first, in its accumulator, and its connections are closed.
+        `AIOKafkaProducer.stop` waits until all is delivered, which is for ever when the broker does not answer, and
+        aiokafka 0.14 has no other way to stop. So what it holds is failed first and its connections are closed. A
+        request in flight then ends its sender with an error; the callback for that only serves transactions.
         """
         self._is_abandoned = True
+        sender = self._producer._sender
+        sender.sender_task.remove_done_callback(sender._fail_all)
         self._producer._message_accumulator.fail_all(KafkaError("the ledger's writer has stopped"))
         await self._producer.client.close()
-        with suppress(Exception):  # The sender finds its batches gone; whatever it says about that is no news.
+        with suppress(Exception):
             await self._producer.stop()
+
+
+def _read_error(sent: asyncio.Future[object]) -> None:
+    """Read the error of a batch that nobody waits for any more, so that asyncio does not report it as unread."""
+    if not sent.cancelled():
+        sent.exception()
 
 
 async def _check_topic(bootstrap: str, where: TopicPartition, security: KafkaSecurity) -> int:

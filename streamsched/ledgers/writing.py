@@ -81,7 +81,7 @@ class GroupCommit:
         self._batch_bytes = batch_bytes
         self._waiting: deque[tuple[bytes, asyncio.Future[Entry]]] = deque()
         self._drain: asyncio.Task[None] | None = None
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self._closed = False
 
     async def append(self, data: bytes) -> Entry:
@@ -113,17 +113,21 @@ class GroupCommit:
             await asyncio.wait([self._drain])
 
     async def _commit_all(self) -> None:
-        while self._waiting:
-            batch = self._take()
-            try:
-                entries = await self._commit([data for data, _ in batch])
-            except Exception as error:
-                self._fail(error, batch)
-                break
-            for (_, future), entry in zip(batch, entries, strict=True):
-                if not future.done():
-                    future.set_result(entry)
-        self._drain = None
+        try:
+            while self._waiting:
+                batch = self._take()
+                try:
+                    entries = await self._commit([data for data, _ in batch])
+                except BaseException as error:  # A commit that was cancelled is in doubt like any other.
+                    self._fail(error, batch)
+                    if not isinstance(error, Exception):
+                        raise
+                    return
+                for (_, future), entry in zip(batch, entries, strict=True):
+                    if not future.done():
+                        future.set_result(entry)
+        finally:
+            self._drain = None
 
     def _take(self) -> list[tuple[bytes, asyncio.Future[Entry]]]:
         batch = [self._waiting.popleft()]
@@ -135,7 +139,7 @@ class GroupCommit:
             batch.append(self._waiting.popleft())
         return batch
 
-    def _fail(self, error: Exception, batch: list[tuple[bytes, asyncio.Future[Entry]]]) -> None:
+    def _fail(self, error: BaseException, batch: list[tuple[bytes, asyncio.Future[Entry]]]) -> None:
         self._failure = error
         for _, future in (*batch, *self._waiting):
             if not future.done():

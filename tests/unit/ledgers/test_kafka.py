@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.records_to_delete import RecordsToDelete
 
-from streamsched.errors import ConfigurationError, LedgerGapError, LedgerUnavailableError, RecordTooLargeError
+from streamsched.errors import (
+    ConfigurationError,
+    LedgerGapError,
+    LedgerTruncatedError,
+    LedgerUnavailableError,
+    RecordTooLargeError,
+)
 from streamsched.ledgers.kafka import KafkaLedger
 from streamsched.model.ledger import Entry
 from tests.brokers import Broker
@@ -149,3 +156,81 @@ async def test_a_writer_in_doubt_writes_no_more(kafka: Broker) -> None:
     assert found in ([], [b"in doubt"])
     assert (await again.append(b"next")).cursor == len(found)
     await again.close()
+
+
+async def test_a_ledger_that_was_made_anew_stops_its_followers(kafka: Broker) -> None:
+    """A topic that was deleted and created again has an end that a follower is beyond: it never guesses."""
+    topic = await create_ledger_topic(kafka.bootstrap)
+    ledger = await KafkaLedger.open(kafka.bootstrap, topic)
+    await asyncio.gather(*(ledger.append(b"%d" % number) for number in range(5)))
+    pages = ledger.follow()
+    assert len(await anext(pages)) == 5
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap)
+    await admin.start()
+    await admin.delete_topics([topic])
+    await admin.close()
+    await create_ledger_topic(kafka.bootstrap, topic)
+
+    with pytest.raises(LedgerTruncatedError) as raised:
+        await anext(pages)
+
+    assert (raised.value.seen, raised.value.end) == (5, 0)
+    await ledger.close()
+
+
+@pytest.mark.slow
+async def test_a_broker_that_is_gone_stops_the_writer_and_no_reader(own_broker: Callable[[], Broker]) -> None:
+    """Appends fail when their time is up, all that were under way at once; a follower waits for the broker."""
+    broker = await asyncio.to_thread(own_broker)
+    topic = await create_ledger_topic(broker.bootstrap)
+    writer = await KafkaLedger.open(broker.bootstrap, topic, confirm_seconds=2)
+    reader = await KafkaLedger.open(broker.bootstrap, topic, readonly=True)
+    seen: list[bytes] = []
+
+    async def follow() -> None:
+        async for page in reader.follow():
+            seen.extend(entry.data for entry in page)
+
+    follower = asyncio.create_task(follow())
+    await writer.append(b"before")
+
+    await asyncio.to_thread(broker.kill)
+    async with asyncio.timeout(10):
+        results = await asyncio.gather(*(writer.append(b"gone") for _ in range(3)), return_exceptions=True)
+        await writer.close()
+    assert [type(result) for result in results] == [LedgerUnavailableError] * 3
+
+    await asyncio.to_thread(broker.restart)
+    again = await KafkaLedger.open(broker.bootstrap, topic)
+    await again.append(b"after")
+    async with asyncio.timeout(30):
+        while seen[-1:] != [b"after"]:
+            await asyncio.sleep(0.05)
+    assert seen == [b"before", b"after"]
+    await again.close()
+    await reader.close()
+    await follower
+
+
+@pytest.mark.slow
+async def test_a_broker_killed_under_load_loses_and_repeats_nothing(own_broker: Callable[[], Broker]) -> None:
+    """Every append that was confirmed is there once and in the order of the calls, and so is every later one."""
+    broker = await asyncio.to_thread(own_broker)
+    topic = await create_ledger_topic(broker.bootstrap)
+    ledger = await KafkaLedger.open(broker.bootstrap, topic)
+    appends: list[asyncio.Task[Entry]] = []
+
+    async def load(count: int) -> None:
+        for number in range(len(appends), len(appends) + count):
+            appends.append(asyncio.create_task(ledger.append(b"%d" % number)))
+            await asyncio.sleep(0.001)
+
+    await load(500)
+    await asyncio.gather(load(500), asyncio.to_thread(broker.kill))
+    await asyncio.gather(load(500), asyncio.to_thread(broker.restart))
+    appended = await asyncio.gather(*appends)
+
+    assert [entry.cursor for entry in appended] == list(range(1_500))
+    assert await entries_of(ledger) == appended
+    assert [entry.data for entry in appended] == [b"%d" % number for number in range(1_500)]
+    await ledger.close()

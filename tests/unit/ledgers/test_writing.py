@@ -70,6 +70,20 @@ async def test_after_a_failed_commit_nothing_is_written() -> None:
     await commits.close()
 
 
+async def test_a_commit_that_was_cancelled_is_in_doubt() -> None:
+    """Nobody waits for ever for a commit that ended without an answer."""
+
+    async def commit(_batch: Sequence[bytes]) -> Sequence[Entry]:
+        raise asyncio.CancelledError
+
+    commits = GroupCommit("here", commit, batch_bytes=1_000)
+
+    for _ in range(2):
+        with pytest.raises(LedgerUnavailableError):
+            await commits.append(b"x")
+    await commits.close()
+
+
 async def test_a_caller_that_gives_up_disturbs_no_other() -> None:
     """A cancelled append may be written; the one after it has the next cursor."""
     store = Store()
