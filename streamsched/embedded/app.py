@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,17 +14,18 @@ from aiohttp import web
 
 from streamsched.embedded.endpoints import application
 from streamsched.embedded.engine import Engine
-from streamsched.embedded.local_nodes import Fleet, LocalNodes
+from streamsched.embedded.local_nodes import LocalNodes
 from streamsched.errors import ConfigurationError
 from streamsched.ledgers.sqlite import SqliteLedger
 from streamsched.ledgers.writing import wall_clock_ms
-from streamsched.model.events import BudgetShare, BudgetTreeChanged
+from streamsched.model.events import BudgetShare, BudgetTreeChanged, NodeHealth
+from streamsched.node.agent import NodeSpec
+from streamsched.node.durable import NodeStore
 from streamsched.state.cluster import ClusterState
 
+LEDGER_FILE = "ledger.sqlite"
 #: How long a stop waits for requests that are being answered.
 STOP_SECONDS = 5.0
-LEDGER_FILE = "ledger.sqlite"
-NODES_FILE = "nodes.sqlite"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,25 +36,33 @@ class Settings:
         data: The directory of its ledger and of what its virtual nodes hold.
         host: The address to listen at.
         port: The port; 0 for any free one.
-        fleets: The virtual nodes to host; None for those that `data` knows.
-        speed: How much faster than true the virtual nodes' work runs.
+        nodes: The virtual nodes to host; None for those that the ledger knows.
+        speed: How much faster than true their work runs.
         budgets: The tree of a new cluster; None to leave it as it is.
     """
 
     data: Path
     host: str = "127.0.0.1"
     port: int = 7070
-    fleets: tuple[Fleet, ...] | None = None
+    nodes: tuple[NodeSpec, ...] | None = None
     speed: int = 1
     budgets: tuple[BudgetShare, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What is said once the service answers."""
+    """What is said once the service answers.
+
+    Attributes:
+        url: Where.
+        ledger: The ledger's file.
+        records: How many records were there before.
+        nodes: Virtual nodes hosted, and their GPUs.
+        budgets: Budgets in the tree.
+        live: Workloads that go on.
+    """
 
     url: str
-    data: Path
     ledger: Path
     records: int
     nodes: int
@@ -74,10 +84,11 @@ def up(settings: Settings, *, started: Callable[[Started], None], progress: Call
         LedgerError: The ledger cannot be read or written.
         Exception: The fold failed: a bug. The process must end; a restart that fails at the same record needs a fix.
     """
-    uvloop.run(_serve(settings, started, progress))
+    uvloop.run(_up(settings, started, progress))
 
 
-async def _serve(settings: Settings, started: Callable[[Started], None], progress: Callable[[int], None]) -> None:
+async def _up(settings: Settings, started: Callable[[Started], None], progress: Callable[[int], None]) -> None:
+    stop = _stop_signal()
     try:
         settings.data.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -87,65 +98,72 @@ async def _serve(settings: Settings, started: Callable[[Started], None], progres
     # Its lock keeps a second process off the whole directory.
     ledger = await SqliteLedger.open(settings.data / LEDGER_FILE, cluster="local")
     try:
-        nodes = LocalNodes(settings.data / NODES_FILE, settings.fleets, speed=settings.speed, clock=wall_clock_ms)
+        store = NodeStore(settings.data)
         try:
+            nodes = LocalNodes(store, speed=settings.speed, clock=wall_clock_ms)
             engine = await Engine.recover(ledger, nodes.obey, progress=progress)
+            records = engine.state.next_cursor
             _check_budgets(settings.budgets, engine.state)
-            await _live(settings, engine, nodes, ledger, started)
+            nodes.host(_known_nodes(engine.state) if settings.nodes is None else settings.nodes, engine.state.nodes)
+            async with _listening(settings, engine) as url:
+                live = asyncio.ensure_future(
+                    _live(settings, engine, nodes, lambda: started(_told(url, ledger, records, engine, nodes)))
+                )
+                await asyncio.wait({live, stop}, return_when=asyncio.FIRST_COMPLETED)
+            live.cancel()
+            await asyncio.wait({live})
             await engine.settle()
+            if not live.cancelled():
+                live.result()
         finally:
-            nodes.close()
+            store.close()
     finally:
         await ledger.close()
 
 
-async def _live(
-    settings: Settings, engine: Engine, nodes: LocalNodes, ledger: SqliteLedger, started: Callable[[Started], None]
-) -> None:
-    runner = web.AppRunner(
-        application(engine, hosts=frozenset({settings.host})), access_log=None, shutdown_timeout=STOP_SECONDS
-    )
-    await runner.setup()
-    site = web.TCPSite(runner, settings.host, settings.port)
+async def _live(settings: Settings, engine: Engine, nodes: LocalNodes, ready: Callable[[], None]) -> None:
+    """Decide, let the nodes report, and say when all is there. Ends only by an error."""
+    deciding = asyncio.ensure_future(engine.run())
+    working = asyncio.ensure_future(_work(settings, engine, nodes, ready))
     try:
-        await site.start()
-    except OSError as error:
-        await runner.cleanup()
-        raise ConfigurationError(
-            f"cannot listen at {settings.host}:{settings.port}: {error.strerror or error}. "
-            "Stop whoever does, or choose another port with --port."
-        ) from error
-    try:
-        stop = _stop_signal()
-        running = [asyncio.ensure_future(engine.run()), asyncio.ensure_future(_begin(settings, engine, nodes))]
-        await asyncio.wait({running[1], stop}, return_when=asyncio.FIRST_COMPLETED)
-        if running[1].done():
-            running[1].result()
-            started(_summary(settings, engine, nodes, ledger, runner))
-            running.append(asyncio.ensure_future(nodes.run(engine.report)))
-            await asyncio.wait({running[0], running[2], stop}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({deciding, working}, return_when=asyncio.FIRST_COMPLETED)
+        # What broke the engine broke the nodes too; its own error is the one to tell.
+        for task in (deciding, working):
+            if task.done():
+                task.result()
     finally:
-        await runner.cleanup()
-    await _end(running)
+        deciding.cancel()
+        working.cancel()
+        await asyncio.gather(deciding, working, return_exceptions=True)
 
 
-async def _begin(settings: Settings, engine: Engine, nodes: LocalNodes) -> None:
-    """Bring the state up to what is here: the nodes, and the budgets of a new cluster."""
+async def _work(settings: Settings, engine: Engine, nodes: LocalNodes, ready: Callable[[], None]) -> None:
     await nodes.report_presence(engine.report, dict(engine.state.nodes))
     if settings.budgets is not None and engine.state.budgets.change is None:
-        await engine.report(
-            BudgetTreeChanged(change="first", reason="given when the cluster was started", budgets=settings.budgets)
-        )
+        reason = "given when the cluster was started"
+        await engine.report(BudgetTreeChanged(change="first", reason=reason, budgets=settings.budgets))
+    ready()
+    await nodes.run(engine.report)
 
 
-async def _end(running: list[asyncio.Future[None]]) -> None:
-    """Cancel what still runs, and raise what had failed."""
-    failed = [task for task in running if task.done() and not task.cancelled() and task.exception() is not None]
-    for task in running:
-        task.cancel()
-    await asyncio.gather(*running, return_exceptions=True)
-    for task in failed:
-        task.result()
+@asynccontextmanager
+async def _listening(settings: Settings, engine: Engine) -> AsyncIterator[str]:
+    """Answer requests while the context is open; give the URL."""
+    app = application(engine, hosts=frozenset({settings.host}))
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_SECONDS)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, settings.host, settings.port).start()
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot listen at {settings.host}:{settings.port}: {error.strerror or error}. "
+                "Stop whoever does, or choose another port with --port."
+            ) from error
+        host, port = runner.addresses[0][:2]
+        yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    finally:
+        await runner.cleanup()
 
 
 def _stop_signal() -> asyncio.Future[None]:
@@ -161,6 +179,15 @@ def _stop_signal() -> asyncio.Future[None]:
     return stop
 
 
+def _known_nodes(state: ClusterState) -> tuple[NodeSpec, ...]:
+    """Return the nodes that were hosted last: those that were not are lost."""
+    return tuple(
+        NodeSpec(node.id, node.pool, node.gpus, tuple(node.domains))
+        for node in sorted(state.nodes.values(), key=lambda node: node.id)
+        if node.health is not NodeHealth.LOST
+    )
+
+
 def _check_budgets(wanted: tuple[BudgetShare, ...] | None, state: ClusterState) -> None:
     if wanted is None or state.budgets.change is None:
         return
@@ -172,17 +199,14 @@ def _check_budgets(wanted: tuple[BudgetShare, ...] | None, state: ClusterState) 
         )
 
 
-def _summary(
-    settings: Settings, engine: Engine, nodes: LocalNodes, ledger: SqliteLedger, runner: web.AppRunner
-) -> Started:
-    host, port = runner.addresses[0][:2]
+def _told(url: str, ledger: SqliteLedger, records: int, engine: Engine, nodes: LocalNodes) -> Started:
+    state = engine.state
     return Started(
-        url=f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}",
-        data=settings.data,
+        url=url,
         ledger=ledger.path,
-        records=engine.state.next_cursor,
+        records=records,
         nodes=len(nodes),
         gpus=nodes.gpus,
-        budgets=len(engine.state.budgets.by_id),
-        live=len(engine.state.workloads),
+        budgets=len(state.budgets.by_id),
+        live=len(state.workloads),
     )

@@ -11,14 +11,15 @@ could make a browser send: bodies that are not ``application/json``, and names f
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
 import orjson
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from streamsched import __version__
 from streamsched.client.exchanges import Health, Problem
@@ -32,7 +33,6 @@ from streamsched.replay.answers import JobFilter
 from streamsched.state.cluster import ClusterState
 from streamsched.state.workloads import contract_fingerprint
 from streamsched.wire import codec
-from streamsched.wire.refusals import refusal_of
 
 #: The largest body taken. A gang of 100,000 ranks is one number; only a budget tree can be large.
 BODY_BYTES_MAX = 4_000_000
@@ -41,8 +41,6 @@ BODY_BYTES_MAX = 4_000_000
 CONTROL = frozenset({"budget_tree_changed", "policy_adopted", "workload_reprioritized"})
 
 _Answer = tuple[Receipt, HTTPStatus]
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Middleware = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
 
 
 def application(engine: Engine, *, hosts: frozenset[str]) -> web.Application:
@@ -190,10 +188,7 @@ def _filter(request: web.Request) -> JobFilter:
     fields: dict[str, object] = {name: query[name] for name in query}
     if "phase" in fields:
         fields["phase"] = query.getall("phase")
-    try:
-        return JobFilter.model_validate(fields)
-    except ValidationError as error:
-        raise refusal_of(error, JobFilter, "the query", None) from error
+    return JobFilter.of(fields)
 
 
 def _json(value: BaseModel, status: HTTPStatus = HTTPStatus.OK) -> web.Response:

@@ -7,10 +7,10 @@ printed from. Times are milliseconds since 1970 UTC of the ledger's clock, GPU-t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from streamsched.model.events import NodeHealth, WorkloadSubmitted
 from streamsched.model.identifiers import BudgetId
@@ -21,6 +21,7 @@ from streamsched.state.inventory import Node
 from streamsched.state.snapshot import digest
 from streamsched.state.usage import Budget
 from streamsched.state.workloads import Finished, Phase, Workload
+from streamsched.wire.refusals import refusal_of
 
 
 class Answer(BaseModel):
@@ -57,6 +58,18 @@ class JobFilter(BaseModel):
     budget: BudgetId | None = None
     ended: bool = False
     limit: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+
+    @classmethod
+    def of(cls, fields: Mapping[str, object]) -> Self:
+        """Return the filter that a query asks for.
+
+        Raises:
+            WireError: Naming the field, its value and what it may be.
+        """
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            raise refusal_of(error, cls, "the query", None) from None
 
 
 EVERY_JOB = JobFilter()
@@ -202,12 +215,12 @@ class Explanation(AsOf):
     Attributes:
         job: What it is and where it stands.
         story: What happened to it, oldest first.
-        verdict: Why it waits or runs, with the arithmetic; None when it has ended.
+        verdict: Why it waits or runs or how it ended, with the arithmetic.
     """
 
     job: Job
     story: tuple[Happening, ...]
-    verdict: Verdict | None
+    verdict: Verdict
 
 
 class Summary(AsOf):
@@ -300,7 +313,7 @@ def explain(state: ClusterState, chronicle: Chronicle, workload: str) -> Explana
         at_ms=state.now_ms,
         job=job,
         story=tuple(chronicle.story(workload)),
-        verdict=verdict(state, workload) if live is not None else None,
+        verdict=verdict(state, workload),
     )
 
 
@@ -357,17 +370,17 @@ def _live_job(workload: Workload) -> Job:
 
 
 def _ended_job(ended: Finished, chronicle: Chronicle) -> Job:
-    submitted = chronicle.submission(ended.workload)
     story = chronicle.story(ended.workload)
-    return Job(
+    job = Job(
         workload=ended.workload,
         phase=ended.phase,
         attempt=ended.attempts,
         ended_ms=ended.at_ms,
         reason=ended.reason or None,
         submitted_ms=story[0].at_ms if story else None,
-        **({} if submitted is None else _contract(submitted)),
     )
+    submitted = chronicle.submission(ended.workload)
+    return job if submitted is None else job.model_copy(update=_contract(submitted))
 
 
 def _contract(submitted: WorkloadSubmitted) -> dict[str, object]:

@@ -160,12 +160,12 @@ def _what_was_said(workload: str, event: Event, before: _Moment, after: _Moment,
     changed = before.phase != after.phase
     match event:
         case WorkloadSubmitted():
-            return f"{_by(event.actor)}submitted to {event.budget}: {gang_of(event)}, {contract_of(event)}"
+            return f"submitted to {event.budget}{_by(event.actor)}: {gang_of(event)}, {contract_of(event)}"
         case WorkloadCancelled():
             why = f" ({event.reason})" if event.reason else ""
-            return f"{_by(event.actor)}cancelled{why}"
+            return f"cancelled{_by(event.actor)}{why}"
         case WorkloadReprioritized():
-            return f"{_by(event.actor)}moved inside its budget: priority {before.priority} became {event.priority}"
+            return f"moved inside its budget{_by(event.actor)}: priority {before.priority} became {event.priority}"
         case RoundProposed():
             return _decision(workload, event, after, state)
         case RunStarted() if event.workload == workload:
@@ -282,7 +282,7 @@ def contract_of(contract: WorkloadSubmitted | Workload) -> str:
 
 
 def _by(actor: str | None) -> str:
-    return f"{actor} " if actor else ""
+    return f" by {actor}" if actor else ""
 
 
 def _some(names: list[str]) -> str:

@@ -1,0 +1,330 @@
+"""Answers as text: tables, the tree of shares, and one workload on one screen.
+
+On a terminal, tables fit its width; into a file or a pipe they are never cut, and carry no colour.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from pydantic import BaseModel
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from streamsched.model.events import NodeHealth
+from streamsched.model.quantities import WHOLE, format_duration, format_instant, gpu_hours
+from streamsched.replay.answers import AsOf, Explanation, Job, Jobs, Machine, Nodes, Share, Shares, Summary
+from streamsched.replay.audit import Audit
+from streamsched.scheduling.verdicts import Fit, Standing, Verdict
+from streamsched.state.workloads import Phase
+
+#: Wide enough that no line of a table is ever cut where no terminal limits it.
+_UNCUT = 10_000
+#: So many lines of a story fit on one screen with the rest.
+STORY_LINES = 20
+
+_PHASE_STYLES = {
+    Phase.QUEUED: "yellow",
+    Phase.PLANNED: "yellow",
+    Phase.BOUND: "cyan",
+    Phase.RUNNING: "green",
+    Phase.STOPPING: "magenta",
+    Phase.SUCCEEDED: "green",
+    Phase.FAILED: "red",
+    Phase.REJECTED: "red",
+    Phase.TIMED_OUT: "red",
+    Phase.PREEMPTED: "magenta",
+}
+_HEALTH_STYLES = {NodeHealth.HEALTHY: "green", NodeHealth.UNHEALTHY: "yellow", NodeHealth.LOST: "red"}
+
+
+def show(screen: RenderableType) -> None:
+    """Print to standard output."""
+    out = console()
+    if out.is_terminal:
+        out.print(screen)
+        return
+    with out.capture() as text:
+        out.print(screen)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in text.get().splitlines()))
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a console that takes all text as it is: ids and reasons come from outside, and are no markup."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(
+        file=stream,
+        width=None if stream.isatty() else _UNCUT,
+        markup=False,
+        highlight=False,
+        emoji=False,
+        soft_wrap=False,
+    )
+
+
+def show_json(answer: BaseModel) -> None:
+    """Print one JSON document on one line."""
+    sys.stdout.write(answer.model_dump_json() + "\n")
+
+
+# --- lists ------------------------------------------------------------------------------------------------------------
+
+
+def jobs(answer: Jobs) -> RenderableType:
+    """Return workloads as a table."""
+    table = _table("workload", "phase", "budget", ">GPUs", "pool", "time", ">try", "since", "until", "where or why")
+    for job in answer.jobs:
+        table.add_row(
+            job.workload,
+            Text(job.phase, _PHASE_STYLES.get(job.phase, "")),
+            job.budget or "",
+            "" if job.gpus is None else str(job.gpus),
+            job.pool or "",
+            "" if job.allocated is None else _contract(job),
+            str(job.attempt),
+            _clock(_since(job)),
+            _until(job, answer.at_ms),
+            job.reason or _some(job.nodes),
+        )
+    shown = f"{len(answer.jobs)} of {answer.matching}" if len(answer.jobs) < answer.matching else str(len(answer.jobs))
+    return Group(table, _as_of(answer, f"{shown} workload{'s' * (answer.matching != 1)}"))
+
+
+def nodes(answer: Nodes) -> RenderableType:
+    """Return machines as a table."""
+    table = _table("node", "pool", "health", ">GPUs", ">free", "held by")
+    for node in answer.nodes:
+        table.add_row(node.node, node.pool, _health(node), str(node.gpus), str(node.free), _held(node))
+    total, free = sum(node.gpus for node in answer.nodes), sum(node.free for node in answer.nodes)
+    return Group(table, _as_of(answer, f"{len(answer.nodes)} nodes, {free} of {total} GPUs free"))
+
+
+def shares(answer: Shares) -> RenderableType:
+    """Return the budget tree as a table, children indented below their parent."""
+    due, now = (">of parent", ">of cluster", ">due GPU-h"), (">ratio", ">free GPU-h", ">GPUs now", ">waiting")
+    table = _table("budget", *due, ">used GPU-h", ">ahead", *now)
+    for share in answer.shares:
+        name = share.budget.rpartition("/")[2] or "(cluster)"
+        table.add_row(
+            "  " * share.depth + name,
+            _percent(share.of_parent),
+            _percent(share.of_cluster),
+            _hours(share.entitled_gpu_ms),
+            _hours(share.charged_gpu_ms),
+            _hours(share.committed_gpu_ms),
+            _ratio(share),
+            _hours(share.unallocated_gpu_ms),
+            f"{share.allocated_gpus}+{share.unallocated_gpus}",
+            str(share.queued_gpus),
+        )
+    window = format_duration(answer.window_ms)
+    legend = Text(
+        f"Over the last {window}: ratio = (used + ahead) / due; below 1, time is owed. ahead = protected time still to "
+        "come; free = unallocated time, charged to nobody; GPUs now = allocated + unallocated.",
+        "dim",
+    )
+    return Group(table, legend, _as_of(answer, f"{answer.capacity_gpus} GPUs can be scheduled"))
+
+
+# --- one workload -----------------------------------------------------------------------------------------------------
+
+
+def explanation(answer: Explanation) -> RenderableType:
+    """Return one workload on one screen: what it is, its story, its verdict, and what could be changed."""
+    job, verdict = answer.job, answer.verdict
+    title = Text.assemble((job.workload, "bold"), "  ", (job.phase, _PHASE_STYLES.get(job.phase, "")))
+    if job.attempt:
+        title.append(f", attempt {job.attempt}")
+    parts: list[RenderableType] = [title, Text(f"  {_what_it_asks(job)}")]
+    parts += [
+        Text("\nStory", "bold"),
+        _story(answer),
+        Text("\nVerdict", "bold"),
+        Text(f"  {_capital(verdict.sentence)}."),
+    ]
+    if verdict.standings:
+        parts.append(_standings(job, verdict))
+    if verdict.fit is not None:
+        parts.append(_fit(verdict.fit))
+    if verdict.remedies:
+        parts.append(Text("\nWhat could be changed", "bold"))
+        parts += [Text(f"  - {_capital(remedy)}.") for remedy in verdict.remedies]
+    parts.append(_as_of(answer, ""))
+    return Group(*parts)
+
+
+def _what_it_asks(job: Job) -> str:
+    if job.gpus is None or job.ranks is None:
+        return "its submission is no longer known"
+    gang = f"{job.ranks} rank{'s' * (job.ranks != 1)} × {job.gpus_per_rank} GPUs = {job.gpus} GPUs"
+    pool = f" of {job.pool}" if job.pool else ""
+    timeout = f", timeout {format_duration(job.timeout_ms)}" if job.timeout_ms is not None else ""
+    resumable = ", resumable" if job.resumable else ""
+    priority = f", priority {job.priority}" if job.priority else ""
+    return f"{job.budget}: {gang}{pool}, {_contract(job)}{timeout}{resumable}{priority}"
+
+
+def _story(answer: Explanation) -> RenderableType:
+    if not answer.story:
+        return Text("  nothing is known of it up to here")
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, justify="right")
+    table.add_column(overflow="fold")
+    told = answer.story[-STORY_LINES:]
+    if len(told) < len(answer.story):
+        table.add_row("", "", f"({len(answer.story) - len(told)} earlier lines are in --json)")
+    for line in told:
+        table.add_row(f"  {format_instant(line.at_ms)}", f"#{line.cursor}", line.text)
+    return table
+
+
+def _standings(job: Job, verdict: Verdict) -> RenderableType:
+    table = _table("  its turn, level by level", ">used", ">+ ahead", ">/ due GPU-h", ">= ratio", ">place")
+    for level in verdict.standings:
+        spent = level.charged_gpu_ms + level.committed_gpu_ms
+        table.add_row(
+            f"  {level.budget}",
+            _hours(level.charged_gpu_ms),
+            _hours(level.committed_gpu_ms),
+            _hours(level.entitled_gpu_ms),
+            f"{spent / level.entitled_gpu_ms:.4f}" if level.entitled_gpu_ms else "none due",
+            _place(level),
+        )
+    if verdict.ahead_in_leaf is None:
+        return table
+    return Group(table, Text(f"  {verdict.ahead_in_leaf} of {job.budget} go before it."))
+
+
+def _place(level: Standing) -> str:
+    return f"{level.place} of {level.siblings}"
+
+
+def _fit(fit: Fit) -> RenderableType:
+    where = f"pool {fit.pool}" if fit.pool else "the roomiest pool"
+    counts = fit.nodes
+    why = {
+        "have room": counts.fits,
+        "would have room if unallocated work stopped": counts.fits_if_unallocated_work_stops,
+        "are held by protected work": counts.protected_work,
+        "are held by other work": counts.other_allocated_work,
+        "are not healthy": counts.unhealthy,
+        "are too small": counts.too_small,
+        "are of another pool": counts.other_pool,
+    }
+    total = sum(why.values())
+    reasons = ", ".join(f"{count} {reason}" for reason, count in why.items() if count)
+    return Text(
+        f"  room in {where}: {fit.ranks_needed} ranks of {fit.gpus_per_rank} GPUs needed; {fit.ranks_free} fit on "
+        f"free GPUs, {fit.ranks_if_unallocated_work_stops} if unallocated work stops, "
+        f"{fit.ranks_possible} if all were empty\n"
+        f"  of {total} nodes, {reasons}"
+    )
+
+
+# --- replay -----------------------------------------------------------------------------------------------------------
+
+
+def replay(account: Audit, summary: Summary) -> RenderableType:
+    """Return the account of a ledger and the state it leads to."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    span = "" if account.first_ms is None else (
+        f", {format_instant(account.first_ms)} to {format_instant(account.last_ms or 0)}"
+    )  # fmt: skip
+    table.add_row("records", f"{account.records}{span}")
+    table.add_row("events", _counts(account.events))
+    table.add_row("sources", _counts(account.sources))
+    gaps = [f"{gap.src} jumps from {gap.expected} to {gap.found} at cursor {gap.cursor}" for gap in account.gaps]
+    table.add_row("gaps", Text("; ".join(gaps), "red") if gaps else "none")
+    table.add_row("rejected", _counts(account.rejected))
+    table.add_row("ignored", _counts(account.ignored))
+    table.add_row("unreadable", str(account.unreadable))
+    table.add_row("rounds", f"{account.rounds} closed, {account.overtaken} proposals overtaken")
+    table.add_row(
+        "placements", f"{account.accepted} accepted, {sum(account.void.values())} void ({_counts(account.void)})"
+    )
+    table.add_row("live", _counts(summary.live))
+    table.add_row("ended", _counts(summary.ended))
+    table.add_row("digests", f"{account.digests_proved} recorded ones proved")
+    table.add_row("digest", f"{account.digest} at cursor {account.records}")
+    return table
+
+
+# --- small things -----------------------------------------------------------------------------------------------------
+
+
+def _table(*columns: str) -> Table:
+    """Return a table without lines; a column whose name begins with ``>`` is set to the right."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left", no_wrap=True)
+    return table
+
+
+def _as_of(answer: AsOf, what: str) -> RenderableType:
+    when = f"as of {format_instant(answer.at_ms)}, cursor {answer.cursor}" if answer.cursor else "the ledger is empty"
+    return Text(f"\n{what}{', ' if what else ''}{when}", "dim")
+
+
+def _contract(job: Job) -> str:
+    return f"allocated {format_duration(job.min_runtime_ms or 0)}" if job.allocated else "unallocated"
+
+
+def _since(job: Job) -> int | None:
+    """Return when the workload came into its phase, as nearly as the job says."""
+    match job.phase:
+        case Phase.QUEUED | Phase.PLANNED:
+            return job.queued_ms
+        case Phase.BOUND:
+            return job.bound_ms
+        case Phase.RUNNING | Phase.STOPPING:
+            return job.started_ms if job.started_ms is not None else job.bound_ms
+        case _:
+            return job.ended_ms
+
+
+def _until(job: Job, now_ms: int) -> str:
+    protected = job.protected_until_ms
+    return f"protected {_clock(protected)}" if protected is not None and protected > now_ms else ""
+
+
+def _clock(ms: int | None) -> str:
+    return "" if ms is None else format_instant(ms)
+
+
+def _held(node: Machine) -> str:
+    return _some([f"{run.workload} ({run.gpus})" for run in node.held])
+
+
+def _health(node: Machine) -> Text:
+    text = Text(node.health, _HEALTH_STYLES[node.health])
+    return text.append(f" ({node.reason})") if node.reason and node.health is not NodeHealth.HEALTHY else text
+
+
+def _percent(nano: int) -> str:
+    return f"{100 * nano / WHOLE:.4g} %"
+
+
+def _hours(gpu_ms: int) -> str:
+    hours = gpu_hours(gpu_ms)
+    return f"{hours:.3f}" if 0 < hours < 10 else f"{hours:,.1f}"
+
+
+def _ratio(share: Share) -> str:
+    return "none due" if share.usage_ratio is None else f"{share.usage_ratio:.4f}"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
+
+
+def _counts(counts: dict[str, int] | dict[Phase, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:].removesuffix(".")

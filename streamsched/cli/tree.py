@@ -1,0 +1,554 @@
+"""The command tree. Each command imports what it needs when it runs, so that ``--help`` answers at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from streamsched.cli import exits
+from streamsched.cli.command_group import CommandGroup
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from rich.console import RenderableType
+
+    from streamsched.cli.moments import Moment
+    from streamsched.cli.places import Place
+    from streamsched.model.commands import Receipt
+    from streamsched.node.agent import NodeSpec
+
+HELP = """
+Schedule GPU clusters from a ledger of facts.
+
+Try it: `streamsched up --nodes 4x8 --budget research=60% --budget product=40%` in one terminal, and in another
+`streamsched submit --budget research --gpus 8 --min-runtime 10m -- sleep 60`, `streamsched jobs`,
+`streamsched explain WORKLOAD`.
+
+Commands that ask take --from: a service (http://127.0.0.1:7070), a cluster on Kafka (kafka://HOST:PORT/PREFIX), or a
+recorded ledger (a file, an archive, or the data directory of `streamsched up`). STREAMSCHED_FROM sets it for all.
+With --json each prints one JSON document on one line, the same that the service gives over HTTP; times are
+milliseconds since 1970 UTC.
+
+Exit codes: 0 done, yes. 1 done, and the answer is no: rejected, not found, not whole, different. 2 the request or a
+setting is wrong, nothing was done. 3 nobody answered. 70 stopped by an internal error. 130 interrupted. 141 the
+reader of the output went away. `serve` ends with 78 where 2 is meant, as service managers know it.
+"""
+
+app = typer.Typer(
+    cls=CommandGroup,
+    help=HELP,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+topics_app = typer.Typer(help="Create and verify the topics of a cluster on Kafka.", no_args_is_help=True)
+budgets_app = typer.Typer(help="Show and change the budget tree.", no_args_is_help=True)
+node_app = typer.Typer(help="Run node agents.", no_args_is_help=True)
+app.add_typer(budgets_app, name="budgets")
+app.add_typer(topics_app, name="topics")
+app.add_typer(node_app, name="node")
+
+DEFAULT_PLACE = "http://127.0.0.1:7070"
+_ASK = "Ask"
+_RUN = "Run"
+_PAST = "Look back"
+
+From = Annotated[
+    str,
+    typer.Option(
+        "--from",
+        envvar="STREAMSCHED_FROM",
+        metavar="PLACE",
+        help="Where to ask: http://HOST:PORT, kafka://HOST:PORT/PREFIX, or the path of a recorded ledger.",
+    ),
+]
+To = Annotated[
+    str,
+    typer.Option(
+        "--to",
+        "--from",
+        envvar="STREAMSCHED_FROM",
+        metavar="PLACE",
+        help="Whom to ask: http://HOST:PORT or kafka://HOST:PORT/PREFIX.",
+    ),
+]
+At = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CURSOR|TIME",
+        help="Answer as of then: after the record at a cursor, or at a time such as 2026-11-30T09:00:00Z. "
+        "Needs a ledger.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on one line.")]
+Kafka = Annotated[
+    str,
+    typer.Option(
+        "--bootstrap",
+        envvar="STREAMSCHED_BOOTSTRAP",
+        metavar="HOST:PORT[,...]",
+        help="Kafka brokers to begin with.",
+    ),
+]
+Prefix = Annotated[
+    str,
+    typer.Option("--prefix", envvar="STREAMSCHED_TOPIC_PREFIX", help="What the names of the topics begin with."),
+]
+Nodes = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="COUNTxGPUS[:POOL]",
+        help="Virtual nodes, such as 4x8 or 2x4:a100; may be repeated. Without it, those of the last time.",
+    ),
+]
+Pool = Annotated[str, typer.Option(help="The kind of GPU of nodes that name none.")]
+Speed = Annotated[
+    int, typer.Option(min=1, max=100_000, help="How much faster than true the work of virtual nodes runs.")
+]
+BOOTSTRAP = "127.0.0.1:9092"
+PREFIX = "streamsched."
+
+
+# --- run --------------------------------------------------------------------------------------------------------------
+
+
+@app.command(rich_help_panel=_RUN)
+def up(
+    data: Annotated[Path, typer.Option(help="The directory of the ledger. Made when it is not there.")] = Path(
+        "streamsched-data"
+    ),
+    host: Annotated[
+        str, typer.Option(help="The address to listen at. Who reaches it may do everything.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="The port; 0 for any free one.")] = 7070,
+    nodes: Nodes = None,
+    pool: Pool = "gpu",
+    speed: Speed = 1,
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=FRACTION", help="A budget of a new cluster, such as research=60%; may be repeated."),
+    ] = None,
+    budgets: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The budget tree of a new cluster, as for `budgets apply`.")
+    ] = None,
+) -> None:
+    """Run a whole cluster in one process: ledger, scheduler, HTTP intake, virtual nodes.
+
+    The ledger is one SQLite file, and what was answered is in it: a restart, also after `kill -9`, goes on where it
+    stopped. Virtual nodes run `sleep SECONDS` and keep what they hold in the same directory.
+
+    Paths: POST /v1/workloads, POST /v1/workloads/ID/cancel, DELETE /v1/workloads/ID, POST /v1/events, GET /v1/jobs,
+    /v1/jobs/ID, /v1/shares, /v1/nodes, /v1/state, /healthz, /metrics. Bodies are the events of `topics/schemas`.
+
+    Example: `streamsched up --nodes 4x8:h100 --budget research=60% --budget product=40% --speed 60`
+    """
+    from streamsched.cli.budget_files import parse_budgets, read_budgets
+    from streamsched.cli.running import folded, told_up
+    from streamsched.embedded.app import Settings
+    from streamsched.embedded.app import up as run
+    from streamsched.errors import RequestError
+
+    if budget and budgets is not None:
+        raise RequestError("invalid", "--budget and --budgets are both given; give one of them.")
+    tree = parse_budgets(budget) if budget else read_budgets(budgets) if budgets is not None else None
+    settings = Settings(
+        data=data,
+        host=host,
+        port=port,
+        nodes=None if nodes is None else _node_specs(nodes, pool, "node"),
+        speed=speed,
+        budgets=tree,
+    )
+    run(settings, started=told_up, progress=folded)
+
+
+@app.command(rich_help_panel=_RUN)
+def serve(
+    config: Annotated[
+        Path | None, typer.Option(envvar="STREAMSCHED_CONFIG", help="A TOML file of settings; the environment wins.")
+    ] = None,
+) -> None:
+    """Run the service on Kafka: intake, health, scheduler and views, or those that STREAMSCHED_ROLES names.
+
+    Settings are environment variables (STREAMSCHED_BOOTSTRAP, ...) and keys of the file; they are printed at the start.
+
+    Example: `STREAMSCHED_BOOTSTRAP=broker:9092 STREAMSCHED_REPLICA=b streamsched serve`
+    """
+    import os
+
+    from streamsched.service.app import serve as run
+    from streamsched.service.settings import load_settings
+
+    # STREAMSCHED_FROM is ours, and says nothing to the service.
+    environment = {name: value for name, value in os.environ.items() if name != "STREAMSCHED_FROM"}
+    raise typer.Exit(run(load_settings(config, environment)))
+
+
+@node_app.command("virtual")
+def node_virtual(
+    state: Annotated[Path, typer.Option(help="A directory of this agent's own; with it a restart goes on.")],
+    nodes: Annotated[list[str], typer.Option(metavar="COUNTxGPUS[:POOL]", help="The nodes to be; may be repeated.")],
+    name: Annotated[str, typer.Option(help="What the names of the nodes begin with; no two agents may share one.")],
+    bootstrap: Kafka = BOOTSTRAP,
+    prefix: Prefix = PREFIX,
+    pool: Pool = "gpu",
+    speed: Speed = 1,
+    seed: Annotated[int, typer.Option(help="Draws how long the nodes take to start and stop.")] = 0,
+) -> None:
+    """Be virtual nodes of a cluster on Kafka: obey commands and report, as real agents do. They run `sleep SECONDS`.
+
+    Example: `streamsched node virtual --nodes 100x8:h100 --name rack-a --state agent-a --bootstrap broker:9092`
+    """
+    from streamsched.cli.running import until_stopped
+    from streamsched.node.agent import run_virtual_nodes
+
+    specs = _node_specs(nodes, pool, name)
+    until_stopped(run_virtual_nodes(bootstrap, prefix, specs, state, speed=speed, seed=seed))
+
+
+# --- ask --------------------------------------------------------------------------------------------------------------
+
+
+@app.command(rich_help_panel=_ASK)
+def submit(
+    budget: Annotated[str, typer.Option("--budget", "-b", help="The leaf that asks, and pays for allocated time.")],
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- COMMAND...]", help="What the nodes run, after `--`.")
+    ] = None,
+    ranks: Annotated[int, typer.Option("--ranks", "-r", help="Gang size; all ranks start together or none.")] = 1,
+    gpus: Annotated[int, typer.Option("--gpus", "-g", help="GPUs of each rank, on one node, 1 to 16.")] = 1,
+    pool: Annotated[str | None, typer.Option(help="The kind of GPU; any one kind when absent.")] = None,
+    min_runtime: Annotated[
+        str, typer.Option(metavar="TIME", help="Protected time, such as 1h30m. 0 asks for unallocated time.")
+    ] = "0",
+    timeout: Annotated[str | None, typer.Option(metavar="TIME", help="Stop the run this long after its start.")] = None,
+    resumable: Annotated[bool, typer.Option("--resumable", help="A preempted run may be queued again.")] = False,
+    priority: Annotated[int, typer.Option(help="Orders work inside the budget only; larger goes first.")] = 0,
+    workload: Annotated[
+        str | None, typer.Option("--id", help="Its id, never reused. The same request twice is one workload.")
+    ] = None,
+    actor: Annotated[str | None, typer.Option(help="Who asks.")] = None,
+    to: To = DEFAULT_PLACE,
+    as_json: AsJson = False,
+) -> None:
+    """Ask for GPUs, and wait until it is settled whether the request is in the queue.
+
+    Priority orders work inside one budget; between budgets the usage ratio decides.
+
+    Examples: `streamsched submit -b research -g 8 -r 4 --min-runtime 1h -- sleep 3600`,
+    `streamsched submit -b research --id probe-7 -- sleep 5`
+    """
+    from streamsched.cli.moments import duration_ms
+    from streamsched.client.requests import submission
+
+    request = submission(
+        budget=budget,
+        ranks=ranks,
+        gpus_per_rank=gpus,
+        min_runtime_ms=duration_ms(min_runtime),
+        workload=workload,
+        pool=pool,
+        timeout_ms=None if timeout is None else duration_ms(timeout),
+        resumable=resumable,
+        priority=priority,
+        command=tuple(command or ()),
+        actor=actor,
+    )
+    _settled(_place(to).submit(request), f"workload {request.workload}", as_json)
+
+
+@app.command(rich_help_panel=_ASK)
+def cancel(
+    workload: Annotated[str, typer.Argument(help="Its id.")],
+    reason: Annotated[str | None, typer.Option(help="Why; it becomes part of the story.")] = None,
+    actor: Annotated[str | None, typer.Option(help="Who asks.")] = None,
+    to: To = DEFAULT_PLACE,
+    as_json: AsJson = False,
+) -> None:
+    """Take a workload back, queued or running.
+
+    Example: `streamsched cancel probe-7 --reason "wrong data"`
+    """
+    _settled(_place(to).cancel(workload, reason=reason, actor=actor), f"cancellation of {workload}", as_json)
+
+
+@app.command(rich_help_panel=_ASK)
+def jobs(
+    phase: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only those in this phase: queued, planned, bound, running, stopping, succeeded, failed, cancelled, "
+            "preempted, timed_out, rejected. May be repeated."
+        ),
+    ] = None,
+    budget: Annotated[str | None, typer.Option("--budget", "-b", help="Only those of this budget and below.")] = None,
+    ended: Annotated[bool, typer.Option("--ended", help="Also those that have ended.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many, the latest submitted.")] = None,
+    source: From = DEFAULT_PLACE,
+    at: At = None,
+    as_json: AsJson = False,
+) -> None:
+    """List workloads in the order of their submission.
+
+    JSON: `{"cursor", "at_ms", "matching", "jobs": [...]}`.
+
+    Examples: `streamsched jobs --phase queued`, `streamsched jobs --ended --budget research --json`,
+    `streamsched jobs --from streamsched-data --at 2026-11-30T09:00:00Z`
+    """
+    from streamsched.cli import screens
+    from streamsched.replay.answers import JobFilter
+    from streamsched.state.workloads import Phase
+
+    phases = []
+    for text in phase or ():
+        if text not in set(Phase):
+            raise typer.BadParameter(f"{text!r} is no phase; write one of {', '.join(Phase)}.", param_hint="--phase")
+        phases.append(Phase(text))
+    wanted = JobFilter.of({"phase": tuple(phases), "budget": budget, "ended": ended, "limit": limit})
+    answer = _place(source, at).jobs(wanted)
+    _answer(answer, screens.jobs(answer), as_json)
+
+
+@app.command(rich_help_panel=_ASK)
+def explain(
+    workload: Annotated[str, typer.Argument(help="Its id.")],
+    source: From = DEFAULT_PLACE,
+    at: At = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what happened to a workload, why it waits or runs, with the arithmetic, and what could be changed.
+
+    JSON: `{"cursor", "at_ms", "job", "story": [...], "verdict"}`.
+
+    Examples: `streamsched explain probe-7`, `streamsched explain probe-7 --from streamsched-data --at 4711`
+    """
+    from streamsched.cli import screens
+
+    answer = _place(source, at).explain(workload)
+    _answer(answer, screens.explanation(answer), as_json)
+
+
+@app.command(rich_help_panel=_ASK)
+def shares(source: From = DEFAULT_PLACE, at: At = None, as_json: AsJson = False) -> None:
+    """Show the budget tree: what each part of it is due, has used and holds.
+
+    JSON: `{"cursor", "at_ms", "change", "capacity_gpus", "window_ms", "shares": [...]}`, parents before children.
+
+    Example: `streamsched shares --from streamsched-data --at 2026-11-30T09:00:00Z`
+    """
+    from streamsched.cli import screens
+
+    answer = _place(source, at).shares()
+    _answer(answer, screens.shares(answer), as_json)
+
+
+@app.command(rich_help_panel=_ASK)
+def nodes(source: From = DEFAULT_PLACE, at: At = None, as_json: AsJson = False) -> None:
+    """List the machines and who holds their GPUs.
+
+    JSON: `{"cursor", "at_ms", "nodes": [...]}`.
+
+    Example: `streamsched nodes --json`
+    """
+    from streamsched.cli import screens
+
+    answer = _place(source, at).nodes()
+    _answer(answer, screens.nodes(answer), as_json)
+
+
+@budgets_app.command("show")
+def budgets_show(source: From = DEFAULT_PLACE, at: At = None, as_json: AsJson = False) -> None:
+    """Show the budget tree; the same as `streamsched shares`."""
+    shares(source, at, as_json)
+
+
+@budgets_app.command("apply")
+def budgets_apply(
+    file: Annotated[Path, typer.Argument(help="TOML, or JSON where the name ends in .json.")],
+    reason: Annotated[str, typer.Option(help="Why; it is kept in the ledger.")] = "applied from a file",
+    change: Annotated[str | None, typer.Option(help="The id of the change; the same id twice is one change.")] = None,
+    actor: Annotated[str | None, typer.Option(help="Who changes it.")] = None,
+    to: To = DEFAULT_PLACE,
+    as_json: AsJson = False,
+) -> None:
+    """Make the budget tree what a file says, whole and at once. What it does not name is closed.
+
+    A budget holds a fraction of its parent: `product = "40%"`. One with children is a table with its own
+    `fraction`: `[research]`, then `fraction = "60%"`, `llama = "1/2"`, `vision = 0.35`.
+
+    The change is refused when somebody else has changed the tree since it was read.
+
+    Example: `streamsched budgets apply budgets.toml --reason "new team"`
+    """
+    from streamsched.cli.budget_files import read_budgets
+    from streamsched.client.requests import checked, new_id
+    from streamsched.model.events import BudgetTreeChanged
+
+    tree = read_budgets(file)
+    place = _place(to)
+    fields = {
+        "change": change or new_id(),
+        "previous": place.shares().change,
+        "reason": reason,
+        "actor": actor,
+        "corr": new_id(),
+        "budgets": tree,
+    }
+    event = checked(BudgetTreeChanged, fields)
+    _settled(place.change_budgets(event), f"budget tree of {len(tree)} budgets (change {event.change})", as_json)
+
+
+# --- look back --------------------------------------------------------------------------------------------------------
+
+
+@app.command(rich_help_panel=_PAST)
+def replay(
+    ledger: Annotated[
+        str,
+        typer.Argument(help="An SQLite file, an archive's directory, kafka://HOST:PORT/TOPIC, or an `up` directory."),
+    ],
+    at: Annotated[
+        str | None, typer.Option(metavar="CURSOR|TIME", help="Stop there, and show the state as it was.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fold a recorded ledger and prove it: no source has a gap, and every recorded digest comes out again.
+
+    Exit code 1 when it is not whole, or when a digest differs.
+
+    JSON: `{"audit", "state"}`.
+
+    Examples: `streamsched replay streamsched-data`, `streamsched replay archive/ --at 4711 --json`
+    """
+    import asyncio
+
+    from streamsched.cli import screens
+    from streamsched.cli.running import folding, replayed
+
+    with folding() as progress:
+        result = asyncio.run(replayed(ledger, _moment(at), progress))
+    _answer(result, screens.replay(result.audit, result.state), as_json)
+    if not result.audit.is_whole:
+        raise typer.Exit(exits.NEGATIVE)
+
+
+@app.command(rich_help_panel=_PAST)
+def archive(
+    ledger: Annotated[str, typer.Argument(help="What to copy: as for `replay`.")],
+    directory: Annotated[Path, typer.Argument(help="The archive; begun when it is not there, else continued.")],
+    as_json: AsJson = False,
+) -> None:
+    """Copy a ledger into compressed, hash-chained files, byte for byte. Again, to add what came since.
+
+    JSON: `{"records", "directory"}`.
+
+    Example: `streamsched archive streamsched-data backup/`
+    """
+    import asyncio
+
+    from streamsched.cli.running import Archived, archived
+
+    end = asyncio.run(archived(ledger, directory))
+    _answer(Archived(records=end, directory=str(directory)), f"{end} records are in {directory}", as_json)
+
+
+@app.command(rich_help_panel=_PAST)
+def demo() -> None:
+    """Schedule a real trace on a virtual cluster, faster than time, and leave a report and the ledger behind."""
+    from streamsched.reporting.demo import run_demo
+
+    run_demo()
+
+
+# --- topics and version -----------------------------------------------------------------------------------------------
+
+
+@topics_app.command("apply")
+def topics_apply(
+    bootstrap: Kafka = BOOTSTRAP,
+    prefix: Prefix = PREFIX,
+    replication: Annotated[int | None, typer.Option(min=1, help="Replicas of each new topic.")] = None,
+) -> None:
+    """Create the topics that are missing. Existing ones are never changed; one that is wrong refuses all.
+
+    Example: `streamsched topics apply --bootstrap broker:9092`
+    """
+    import asyncio
+
+    from streamsched.service import topic_administration
+
+    created = asyncio.run(topic_administration.apply(bootstrap, prefix, replication=replication))
+    typer.echo("\n".join(f"created {name}" for name in created) or "every topic is there already")
+
+
+@topics_app.command("check")
+def topics_check(bootstrap: Kafka = BOOTSTRAP, prefix: Prefix = PREFIX) -> None:
+    """Compare a broker's topics with what they must be. Exit code 1 when they differ.
+
+    Example: `streamsched topics check --bootstrap broker:9092`
+    """
+    import asyncio
+
+    from streamsched.service import topic_administration
+
+    differences = asyncio.run(topic_administration.check(bootstrap, prefix))
+    typer.echo("\n".join(map(str, differences)) or "every topic is as it must be")
+    if differences:
+        raise typer.Exit(exits.NEGATIVE)
+
+
+@app.command(rich_help_panel=_RUN)
+def version() -> None:
+    """Print the version."""
+    from streamsched import __version__
+
+    typer.echo(__version__)
+
+
+# --- what commands share ----------------------------------------------------------------------------------------------
+
+
+def _place(address: str, at: str | None = None) -> Place:
+    from streamsched.cli.places import place_of
+
+    return place_of(address, _moment(at))
+
+
+def _moment(text: str | None) -> Moment | None:
+    from streamsched.cli.moments import parse_moment
+
+    return None if text is None else parse_moment(text)
+
+
+def _node_specs(texts: list[str], pool: str, prefix: str) -> tuple[NodeSpec, ...]:
+    from streamsched.cli.fleets import parse_fleets
+
+    return parse_fleets(texts, pool, prefix)
+
+
+def _answer(answer: BaseModel, screen: RenderableType, as_json: bool) -> None:
+    from streamsched.cli import screens
+
+    if as_json:
+        screens.show_json(answer)
+    else:
+        screens.show(screen)
+
+
+def _settled(receipt: Receipt, what: str, as_json: bool) -> None:
+    """Print a receipt; end with exit code 1 where it is a rejection."""
+    from streamsched.model.commands import ReceiptStatus
+
+    rejected = receipt.status is ReceiptStatus.REJECTED
+    why = f": {receipt.reason}" if receipt.reason else ""
+    if as_json:
+        from streamsched.cli import screens
+
+        screens.show_json(receipt)
+    else:
+        typer.echo(f"{receipt.status}: {what} (cursor {receipt.cursor}){why}", err=rejected)
+    if rejected:
+        raise typer.Exit(exits.NEGATIVE)
