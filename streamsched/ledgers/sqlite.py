@@ -11,6 +11,7 @@ A record is acknowledged after a commit in WAL mode with ``synchronous=FULL``: i
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -92,7 +93,7 @@ class SqliteLedger:
                 writer = _Writer(connection, lock, end, clock, path)
             elif not path.is_file():
                 raise ConfigurationError(f"there is no ledger at {path}. Check the path.")
-            reader = _Connection(path, "ro")
+            reader = _Connection(path, _reading_mode(path))
             name = await reader.run(partial(_check_meta, path=path, cluster=cluster))
             return cls(path, name, reader, writer)
         except BaseException:
@@ -274,6 +275,17 @@ class _Writer:
         await self._connection.run(partial(_insert, entries=entries))
         self.growth.reach(self.growth.end + len(entries))
         return entries
+
+
+def _reading_mode(path: Path) -> str:
+    """Return how SQLite must open a file only to read it.
+
+    It makes an -shm file beside a ledger even for a reader, unless it is told that nobody writes. A ledger without a
+    -wal file has no writer; where we may make no file, as on a read-only medium, we say so.
+    """
+    is_settled = not path.with_name(path.name + "-wal").exists()
+    may_make_files = os.access(path.parent, os.W_OK, effective_ids=True)
+    return "ro&immutable=1" if is_settled and not may_make_files else "ro"
 
 
 def _insert(connection: sqlite3.Connection, *, entries: Sequence[Entry]) -> None:

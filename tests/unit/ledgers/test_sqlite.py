@@ -9,7 +9,9 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -139,6 +141,40 @@ async def test_a_read_only_ledger_refuses_to_append(tmp_path: Path) -> None:
 
     assert await reader.end() == 0
     await reader.close()
+
+
+@contextmanager
+def unprivileged() -> Iterator[None]:
+    """Be a user whom file permissions bind, as root is not."""
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65_534)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
+
+
+async def test_a_ledger_can_be_read_where_nothing_can_be_written() -> None:
+    """A history on a read-only medium is read, and no file is made beside it."""
+    with tempfile.TemporaryDirectory() as name:  # pytest's own directories are closed to other users.
+        path = Path(name) / "cluster.db"
+        writer = await SqliteLedger.open(path)
+        appended = [await writer.append(b"kept"), await writer.append(b"too")]
+        await writer.close()
+        path.with_name("cluster.db.lock").unlink()
+        path.chmod(0o444)
+        path.parent.chmod(0o555)
+
+        with unprivileged():
+            reader = await SqliteLedger.open(path, readonly=True)
+            assert await entries_of(reader) == appended
+            await reader.close()
+            with pytest.raises(ConfigurationError, match=r"cannot write the ledger .*Permission denied"):
+                await SqliteLedger.open(path)
+
+        assert [each.name for each in path.parent.iterdir()] == ["cluster.db"]
+        path.parent.chmod(0o755)
 
 
 async def test_a_ledger_knows_its_cluster(tmp_path: Path) -> None:
