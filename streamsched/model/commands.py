@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from streamsched.model.events import Attempt, Cursor, Instant, Seat, Span, StateHashed, Value
-from streamsched.model.identifiers import CommandId, NodeId, Reason, WorkloadId
+from streamsched.model.identifiers import Argument, CommandId, NodeId, Reason, WorkloadId
 
 
 class StopReason(StrEnum):
@@ -45,9 +45,9 @@ class Place(Value):
     workload: WorkloadId
     attempt: Attempt
     seats: tuple[Seat, ...]
-    ranks: int = Field(ge=1)
+    ranks: int = Field(ge=1, le=100_000)
     leader: NodeId
-    argv: tuple[str, ...]
+    argv: tuple[Argument, ...]
     start_by_ms: Instant
 
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from streamsched.model.identifiers import (
     Actor,
+    Argument,
     BudgetId,
     CommandId,
     DomainId,
@@ -99,7 +100,7 @@ class WorkloadSubmitted(Fact):
     timeout_ms: Annotated[int, Field(ge=1, le=366 * DAY)] | None = None
     resumable: bool
     priority: int = Field(default=0, ge=-1_000_000, le=1_000_000)
-    command: Annotated[tuple[Annotated[str, Field(max_length=8_192)], ...], Field(max_length=1_024)] = ()
+    command: Annotated[tuple[Argument, ...], Field(max_length=1_024)] = ()
 
 
 class WorkloadCancelled(Fact):
@@ -372,7 +373,7 @@ class ShareLine(Value):
     charged_gpu_ms: GpuMs
     committed_gpu_ms: GpuMs
     entitled_gpu_ms: GpuMs
-    siblings: int = Field(ge=1)
+    siblings: int = Field(ge=1, le=1_000_000)
 
 
 class ProposedPlacement(Value):
@@ -407,7 +408,7 @@ class RoundProposed(Fact):
     v: Literal[1] = 1
     round: int = Field(ge=1, le=2**63 - 1)
     based_on: Cursor
-    policy_version: int = Field(ge=0)
+    policy_version: int = Field(ge=0, le=2**63 - 1)
     placements: tuple[ProposedPlacement, ...]
 
 

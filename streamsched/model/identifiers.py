@@ -40,6 +40,9 @@ Actor = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{1,200}$")]
 #: Why, in words: at most 2,000 characters, line breaks allowed, other control characters not.
 Reason = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x09\x0b-\x1f\x7f]{1,2000}$")]
 
+#: One word of a command line, at most 8,192 characters. No process can be started with a NUL in it.
+Argument = Annotated[str, StringConstraints(pattern=r"^[^\x00]{0,8192}$")]
+
 
 def command_order(command: str) -> tuple[int, int]:
     """Return a command id as numbers, in the order in which commands were issued.

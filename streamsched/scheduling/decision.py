@@ -51,7 +51,7 @@ def _settle(
 ) -> None:
     """Place what fits of one class, in its order, until nothing fits or the proposal is full."""
     fitting: dict[Shape, list[ShapeQueue]] = {
-        shape: list(queues.values())
+        shape: [queue for queue in queues.values() if not allocated or queue.leaf.quota_nano]
         for shape, queues in backlog.by_shape.items()
         if _fits(draft, shape, displacing=allocated)
     }

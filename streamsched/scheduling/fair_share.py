@@ -114,8 +114,8 @@ class Turns:
                 best, best_standing = child, other
         return best, best_standing
 
-    def _oldest(self, budget: Budget) -> tuple[int, str]:
-        """Return the earliest waiting candidate below a budget."""
+    def _oldest(self, budget: Budget) -> int:
+        """Return when the candidate below a budget that waits longest was queued."""
         queues = self._queues.get(budget)
         if queues is not None:
             taken = self._draft.taken

@@ -32,8 +32,8 @@ class Scheduler:
         self.state = ClusterState() if state is None else state
         self._in_flight: int | None = None
         self._hash: StateHashed | None = None
-        #: How many records had been folded when there was last nothing to decide.
-        self._settled_at = -1
+        #: What the state was like when there was last nothing to decide.
+        self._settled: tuple[int, int, int, str | None, int] | None = None
         #: How many had been folded when we were last asked, and since when that is so, by the caller's clock.
         self._asked_at = -1
         self._quiet_since_ms = 0
@@ -74,11 +74,12 @@ class Scheduler:
             due, self._hash = self._hash, None
             if due.folded > state.hashed:
                 return due
-        if self._settled_at != state.next_cursor:
+        stirred = state.stirred
+        if self._settled != stirred:
             proposal = decide(state)
             if proposal is not None:
                 return proposal
-            self._settled_at = state.next_cursor
+            self._settled = stirred
         if clock_ms >= self.wakeup_ms(clock_ms):
             self._last_tick_ms = clock_ms
             return Tick(tick=state.last_tick + 1)

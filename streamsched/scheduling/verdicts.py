@@ -36,6 +36,7 @@ class VerdictCode(StrEnum):
     NO_CAPACITY = "no_capacity"
     IMPOSSIBLE_NOW = "impossible_now"
     NO_NODES = "no_nodes"
+    NO_BUDGET = "no_budget"
     HELD = "held"
     ENDED = "ended"
 
@@ -182,6 +183,14 @@ def _waiting(state: ClusterState, workload: Workload) -> Verdict:
             VerdictCode.HELD,
             f"is held until {format_instant(workload.held_until_ms)} after {workload.setbacks} failed starts in a row",
             workload.held_until_ms,
+        )
+    if workload.is_allocated and not workload.budget.quota_nano:
+        return _verdict(
+            state,
+            workload,
+            VerdictCode.NO_BUDGET,
+            f"is allocated, and the quota of {workload.budget.id} has become 0; nothing covers it",
+            None,
         )
     if not pools:
         return _verdict(state, workload, VerdictCode.NO_NODES, f"no node of {where} has reported yet", None)

@@ -30,8 +30,8 @@ class ShapeQueue:
         #: How many entries have each (priority, requeued or new).
         self.ranks_of_order: dict[tuple[int, int], int] = {}
 
-    def oldest(self, skipped: int) -> tuple[int, str]:
-        """Return the earliest (enqueue, id) among the entries after the first `skipped`; there must be one.
+    def oldest(self, skipped: int) -> int:
+        """Return the earliest enqueue among the entries after the first `skipped`; there must be one.
 
         Entries of one priority are in the order of their enqueue, so it is one of the first of each.
         """
@@ -42,18 +42,20 @@ class ShapeQueue:
             if position < len(entries):
                 entry = entries[position]
                 if entry[:2] == order:
-                    firsts.append((entry[2], entry[3]))
+                    firsts.append(entry[2])
         return min(firsts)
 
 
 class Backlog:
     """All waiting workloads of one class (allocated, or unallocated)."""
 
-    __slots__ = ("by_shape", "size")
+    __slots__ = ("additions", "by_shape", "size")
 
     def __init__(self) -> None:
         self.by_shape: dict[Shape, dict[str, ShapeQueue]] = {}
         self.size = 0
+        #: Rises whenever something is filed.
+        self.additions = 0
 
     def add(self, workload: Workload) -> None:
         """File a workload under its leaf and shape."""
@@ -71,6 +73,7 @@ class Backlog:
         order = key[:2]
         queue.ranks_of_order[order] = queue.ranks_of_order.get(order, 0) + 1
         self.size += 1
+        self.additions += 1
 
     def remove(self, workload: Workload) -> None:
         """Take a workload out."""

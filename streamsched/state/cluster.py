@@ -163,6 +163,20 @@ class ClusterState:
             due = resend if due is None else min(due, resend)
         return due
 
+    @property
+    def stirred(self) -> tuple[int, int, int, str | None, int]:
+        """Return what may make the next decision differ from the last: while it stays equal, so does an empty one.
+
+        No part of the state: the numbers start anew after a restart.
+        """
+        return (
+            self.inventory.gains,
+            self.allocated.additions,
+            self.unallocated.additions,
+            self.budgets.change,
+            self.policy_version,
+        )
+
     def unanswered_commands(self) -> list[Command]:
         """Return the commands that no node has acknowledged, in the order in which they were issued.
 

@@ -108,23 +108,27 @@ class Node:
 class Room:
     """How many GPUs the nodes of a pool offer: for each number, the set of nodes that offer exactly so many."""
 
-    __slots__ = ("counts", "nodes")
+    __slots__ = ("_slots", "counts", "nodes")
 
     def __init__(self) -> None:
         self.nodes = [0] * (MAX_GPUS + 1)
         self.counts = [0] * (MAX_GPUS + 1)
+        #: Answers of `slots` that are still right.
+        self._slots: dict[int, int] = {}
 
     def copy(self) -> Room:
         """Return a room that may be changed without changing this one."""
         other = Room.__new__(Room)
         other.nodes = self.nodes.copy()
         other.counts = self.counts.copy()
+        other._slots = self._slots.copy()
         return other
 
     def move(self, index: int, before: int, after: int) -> None:
         """File a node under another number of GPUs."""
         if before == after:
             return
+        self._slots.clear()
         bit = 1 << index
         self.nodes[before] ^= bit
         self.counts[before] -= 1
@@ -133,8 +137,15 @@ class Room:
 
     def slots(self, gpus_per_rank: int) -> int:
         """Return how many ranks of that size fit, all nodes together."""
-        counts = self.counts
-        return sum(counts[gpus] * (gpus // gpus_per_rank) for gpus in range(gpus_per_rank, MAX_GPUS + 1))
+        known = self._slots.get(gpus_per_rank)
+        if known is None:
+            counts = self.counts
+            known = 0
+            for gpus in range(gpus_per_rank, MAX_GPUS + 1):
+                if counts[gpus]:
+                    known += counts[gpus] * (gpus // gpus_per_rank)
+            self._slots[gpus_per_rank] = known
+        return known
 
     def tightest(self, gpus: int) -> int:
         """Return the smallest number of GPUs, at least `gpus`, that some node offers; or -1."""
@@ -173,11 +184,13 @@ class Pool:
 class Inventory:
     """All nodes of one cluster, their pools, and the schedulable GPUs."""
 
-    __slots__ = ("capacity_gpus", "nodes", "pools")
+    __slots__ = ("capacity_gpus", "gains", "nodes", "pools")
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
         self.pools: dict[str, Pool] = {}
+        #: Rises whenever a node offers more than before: what did not fit may fit now.
+        self.gains = 0
         #: GPUs of healthy nodes, and GPUs still held on unhealthy ones.
         self.capacity_gpus = 0
 
@@ -235,6 +248,8 @@ class Inventory:
         else:
             offered = reclaimable = 0
             capacity = node.occupied_gpus if node.health is NodeHealth.UNHEALTHY else 0
+        if offered > node.filed_free or reclaimable > node.filed_reclaimable:
+            self.gains += 1
         if offered != node.filed_free:
             self.pools[node.pool].free.move(node.index, node.filed_free, offered)
             node.filed_free = offered

@@ -259,14 +259,17 @@ class BudgetTree:
         self.floor_ms = floor_ms
         if window_ms == self.window_ms:
             return
-        if window_ms > self.window_ms:
+        edge = now_ms - self.window_ms
+        for budget in self._all():
+            for use in (budget.charged, budget.uncharged):
+                use.hold(0, now_ms)
+        if window_ms < self.window_ms:
+            self._forget_until(edge, now_ms - window_ms)
+        else:
             # What left the old window is forgotten: it is as if all that was held at the old edge had begun there.
-            edge = now_ms - self.window_ms
             opening = self._held_at_the_edge(edge)
             for budget in self._all():
-                for use in (budget.charged, budget.uncharged):
-                    use.hold(0, now_ms)
-                    use.trailing = 0
+                budget.charged.trailing = budget.uncharged.trailing = 0
             self.changes.extendleft(reversed(opening))
             self.trailing_integral = self.capacity_trailing_at(now_ms)
             self.trailing_as_of_ms = now_ms - window_ms
@@ -274,6 +277,18 @@ class BudgetTree:
             self.trailing_gpus = 0
         self.window_ms = window_ms
         self.advance(now_ms)
+
+    def _forget_until(self, edge: int, new_edge: int) -> None:
+        """Take what was held between two edges of the window out of it. Use is settled at the present."""
+        for budget in self._all():
+            for use in (budget.charged, budget.uncharged):
+                use.gpu_ms -= use.trailing * (new_edge - edge)
+        while self.changes and self.changes[0][0] <= new_edge:
+            when, leaf, gpus, charged = self.changes.popleft()
+            for budget in leaf.path:
+                use = budget.charged if charged else budget.uncharged
+                use.gpu_ms -= gpus * (new_edge - when)
+                use.trailing += gpus
 
     def change_to(self, shares: tuple[BudgetShare, ...], change: str, now_ms: int) -> list[Budget]:
         """Make the tree what `shares` says; return the budgets that take no work any more.

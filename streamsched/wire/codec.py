@@ -54,7 +54,8 @@ def read(entry: Entry) -> Record:
     """Return a ledger entry as the fold takes it. Bytes that are no event become `Unreadable`: the fold is total.
 
     Raises:
-        UnsupportedVersionError: A newer streamsched wrote it; folding on without it would part from the others.
+        WireError: A newer streamsched wrote it, a type or a version that we do not know; folding on without it would
+            part from the others.
     """
     event: Event | Unreadable
     try:
@@ -62,6 +63,8 @@ def read(entry: Entry) -> Record:
     except UnsupportedVersionError:
         raise
     except WireError as error:
+        if error.code == RefusalCode.UNKNOWN_TYPE:
+            raise  # Only a newer streamsched writes events that we have never heard of: going on would be guessing.
         event = Unreadable(error.reason)
     return Record(entry.cursor, entry.append_ms, event)
 
@@ -181,8 +184,12 @@ class _Family(Generic[V]):
         reason = (
             f"type is {shown(event_type)}, which is not expected here; {closest(str(event_type), sorted(expected))}"
         )
-        known = isinstance(event_type, str) and event_type in self.models
-        raise refusal(RefusalCode.WRONG_TYPE_FOR_TOPIC if known else RefusalCode.UNKNOWN_TYPE, reason, workload)
+        code = RefusalCode.UNKNOWN_TYPE
+        if not isinstance(event_type, str):
+            code = RefusalCode.INVALID_FIELD
+        elif event_type in self.models:
+            code = RefusalCode.WRONG_TYPE_FOR_TOPIC
+        raise refusal(code, reason, workload)
 
     def validate(self, event_type: str, fields: Fields, data: bytes, *, extra: Literal["ignore", "forbid"]) -> V:
         """Return the value that opened bytes hold, raised to the newest version."""

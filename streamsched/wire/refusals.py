@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from streamsched.errors import WireError
-from streamsched.model.identifiers import Actor, BudgetId, CommandId, NodeId, PoolId, Reason, WorkloadId
+from streamsched.model.identifiers import Actor, Argument, BudgetId, CommandId, NodeId, PoolId, Reason, WorkloadId
 
 #: The fields of an event that intake sets, and a request may not: which source record it came from.
 STAMPED = ("src", "seq")
@@ -191,6 +191,7 @@ _PATTERNS = {
     _pattern(BudgetId): f"a path of 1 to 12 names joined by '/', each 1 to 63 {_NAME}",
     _pattern(PoolId): f"1 to 63 {_NAME}",
     _pattern(CommandId): 'a command id as it was sent, such as "4711/0"',
+    _pattern(Argument): "text of at most 8192 characters without NUL",
     _pattern(Actor): "1 to 200 characters without control characters",
     _pattern(Reason): "1 to 2000 characters; line breaks are allowed, other control characters are not",
 }

@@ -16,7 +16,6 @@ from streamsched.model.commands import Receipt, ReceiptStatus
 from streamsched.model.events import Rejected, Tick, Unreadable, WorkloadCancelled, WorkloadSubmitted
 from streamsched.model.identifiers import Reason
 from streamsched.model.ledger import Entry
-from streamsched.wire import codec
 from streamsched.wire.codec import EVENT_TYPES, REQUEST_MAX_BYTES, admit, decode, encode, read
 from streamsched.wire.refusals import RefusalCode
 from tests.unit.wire.messages import GOLDEN, MODELS, any_fields, as_json, golden, submission
@@ -272,3 +271,9 @@ def test_any_damage_to_a_message_is_read_or_refused(data: st.DataObject) -> None
     end = data.draw(st.integers(start, min(start + 8, len(whole))))
 
     check_harmless(whole[:start] + data.draw(st.binary(max_size=8)) + whole[end:])
+
+
+def test_an_event_type_that_is_not_known_yet_stops_the_reader() -> None:
+    """Only a newer streamsched writes it, and a fold that went on without it would part from the others."""
+    with pytest.raises(WireError, match="workload_hibernated"):
+        read(Entry(cursor=0, append_ms=0, data=b'{"type":"workload_hibernated","v":1}'))

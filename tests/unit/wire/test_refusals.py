@@ -45,7 +45,7 @@ def refused(data: bytes) -> WireError:
         (
             submission(command=["sleep", 3]),
             "invalid_field",
-            "command[1] is 3; it must be text of at most 8192 characters.",
+            "command[1] is 3; it must be text of at most 8192 characters without NUL.",
         ),
         (
             submission(gpus_per_ranks=4),
@@ -82,7 +82,7 @@ def refused(data: bytes) -> WireError:
             "unknown_type",
             'type is "workload_submited", which is not expected here; did you mean "workload_submitted"?',
         ),
-        (submission(type=["workload_submitted"]), "unknown_type", None),
+        (submission(type=["workload_submitted"]), "invalid_field", None),
         (submission(type=None), "missing_field", None),
         ([submission()], "not_an_object", None),
         (
