@@ -16,6 +16,7 @@ from streamsched.model.commands import Receipt, ReceiptStatus
 from streamsched.model.events import Rejected, Tick, Unreadable, WorkloadCancelled, WorkloadSubmitted
 from streamsched.model.identifiers import Reason
 from streamsched.model.ledger import Entry
+from streamsched.wire import codec
 from streamsched.wire.codec import EVENT_TYPES, REQUEST_MAX_BYTES, admit, decode, encode, read
 from streamsched.wire.refusals import RefusalCode
 from tests.unit.wire.messages import GOLDEN, MODELS, any_fields, as_json, golden, submission
