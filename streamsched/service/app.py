@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
     from streamsched.ledgers.kafka import KafkaSecurity
 
+#: In the data folder; Faust wants one, and with tables in memory it keeps nothing there.
+FAUST_FOLDER = "faust"
 DEAD_LETTERS_TOPIC = "dead-letters.v1"
 #: ``EX_CONFIG``: wrong before anything was started; starting again does not help.
 EXIT_CONFIGURATION = 78
@@ -99,6 +101,8 @@ async def _serve(settings: ServiceSettings) -> None:
 
 def _stop(running: asyncio.Task[None]) -> None:
     """Stop what runs, from the last thing started to the first, and cut it off if that takes too long."""
+    if running.cancelling():
+        return
     _log.info("stopping")
     # A thread, since what hangs may be the event loop itself.
     timer = threading.Timer(STOP_GRACE_SECONDS, _cut_off)
@@ -115,6 +119,7 @@ def _cut_off() -> None:
 async def _run(settings: ServiceSettings) -> None:
     """Start everything in order, then wait to be cancelled, and stop everything in reverse."""
     security = settings.kafka_security()
+    _make_folders(settings)
     metrics = Metrics(settings.cluster)
     async with AsyncExitStack() as started:
         server = metrics.serve(settings.host, settings.metrics_port)
@@ -139,6 +144,16 @@ async def _run(settings: ServiceSettings) -> None:
         await asyncio.gather(*(app.start() for app in apps))
         _log.info("running", roles=[role.value for role in settings.roles])
         await asyncio.Event().wait()
+
+
+def _make_folders(settings: ServiceSettings) -> None:
+    try:
+        (settings.data_dir / FAUST_FOLDER).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"data_dir={str(settings.data_dir)!r} cannot be used: {error.strerror} ({error.filename}). "
+            "Set it to a folder that can be written."
+        ) from error
 
 
 async def _check_topics(settings: ServiceSettings, security: KafkaSecurity) -> None:
@@ -227,6 +242,7 @@ class _Shell:
             topic_prefix=settings.topic_prefix,
         )
         await agent.recover()
+        started.callback(agent.say_where)
         app = self._app(f"scheduler-{replica}", started, offset_reset="latest")
         attach_scheduler(app, agent, topic=settings.topic(LEDGER_TOPIC), partition=settings.ledger_partition)
         self._keep_running(agent.propose(), started)
@@ -258,7 +274,7 @@ class _Shell:
             producer_linger=0.02,
             stream_wait_empty=False,
             store="memory://",
-            datadir=settings.data_dir / "faust",
+            datadir=settings.data_dir / FAUST_FOLDER,
             table_standby_replicas=0,
             topic_partitions=catalogue()[tables_like].partitions if tables_like is not None else None,
             topic_disable_leader=True,

@@ -27,6 +27,7 @@ from streamsched.service.fail_stop import fail_stop
 from streamsched.service.metrics import size_class, team_of
 from streamsched.service.raw_topics import raw_topic
 from streamsched.service.view_records import TOPOLOGY_TOPIC, USAGE_TOPIC, BudgetHour, Views
+from streamsched.state.snapshot import digest
 from streamsched.wire import codec
 
 if TYPE_CHECKING:
@@ -154,6 +155,11 @@ class SchedulingAgent:
             self._mark.reach(self.folded)
             await self._publish_views()
             self._measure()
+
+    def say_where(self) -> None:
+        """Log how far the ledger is folded and to which digest, so that it can be compared with any other fold."""
+        self._mark.reach(self.folded)
+        _log.info("folded", folded=self.folded, digest=digest(self._scheduler.state))
 
     async def _wait_for_something(self) -> None:
         wakeup_ms = self._scheduler.wakeup_ms(_clock_ms())

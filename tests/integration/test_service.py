@@ -1,0 +1,190 @@
+"""Does the service do on a real broker what the core assumes: one ledger record for each source record, in order?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streamsched.model.events import NodeHealth, NodeHealthChanged, Rejected, WorkloadSubmitted
+from streamsched.state.cluster import ClusterState
+from streamsched.wire.heartbeats import Heartbeat, encode_heartbeat
+from tests.brokers import Broker
+from tests.integration.services import Deployment, deployed, eventually
+from tests.stories import budgets, node, submitted
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+def deployment(kafka: Broker, tmp_path: Path) -> Iterator[Deployment]:
+    with deployed(kafka.bootstrap, tmp_path) as deployment:
+        yield deployment
+
+
+async def folded(deployment: Deployment, count: int) -> ClusterState:
+    """Wait until the ledger holds `count` records that came from sources, and return its fold."""
+    state = ClusterState()
+
+    async def enough() -> bool:
+        await deployment.fold(state)
+        return sum(seq + 1 for seq in state.sources.values()) >= count
+
+    await eventually(enough, f"{count} source records in the ledger")
+    return state
+
+
+async def test_every_source_record_gives_one_ledger_record(deployment: Deployment) -> None:
+    """Requests of all three topics reach the ledger whole, each stamped with where it came from."""
+    await deployment.apply_topics()
+    service = deployment.serve("intake")
+    await service.has_logged("running")
+
+    await deployment.tell("control.v1", [("default", budgets(a=1.0))])
+    await deployment.tell("node-reports.v1", [("n1", node("n1"))])
+    where = await deployment.tell("workloads.v1", [(f"w{i}", submitted(f"w{i}")) for i in range(500)])
+    state = await folded(deployment, 502)
+
+    assert state.gaps == []
+    stamps = {
+        (record.event.src, record.event.seq)
+        for record in await deployment.records()
+        if isinstance(record.event, WorkloadSubmitted)
+    }
+    assert stamps == {(f"workloads.v1/{partition}", offset) for partition, offset in where}
+    assert await service.terminate() == 0
+
+
+async def test_nothing_is_lost_when_intake_is_killed(deployment: Deployment) -> None:
+    """Killed in mid-stream and started again, intake repeats some records and leaves none out."""
+    await deployment.apply_topics()
+    await deployment.tell("control.v1", [("default", budgets(a=1.0))])
+    first = deployment.serve("intake")
+    await deployment.tell("workloads.v1", [(f"w{i}", submitted(f"w{i}")) for i in range(10_000)])
+
+    async def under_way() -> bool:
+        async with deployment.ledger() as ledger:
+            return await ledger.end() > 2_000
+
+    await eventually(under_way, "2,000 records in the ledger")
+    first.kill()
+    second = deployment.serve("intake")
+    state = await folded(deployment, 10_001)
+
+    assert state.gaps == []
+    assert len(state.workloads) == 10_000
+    assert await second.terminate() == 0
+
+
+async def test_a_second_intake_takes_over_partitions(deployment: Deployment) -> None:
+    """A worker that joins and one that leaves repeat records at most."""
+    await deployment.apply_topics()
+    await deployment.tell("control.v1", [("default", budgets(a=1.0))])
+    first = deployment.serve("intake")
+    await first.has_logged("running")
+    await deployment.tell("workloads.v1", [(f"w{i}", submitted(f"w{i}")) for i in range(6_000)])
+    second = deployment.serve("intake", replica="b")
+    await second.has_logged("running")
+    await deployment.tell("workloads.v1", [(f"w{i}", submitted(f"w{i}")) for i in range(6_000, 8_000)])
+    first.kill()
+    await deployment.tell("workloads.v1", [(f"w{i}", submitted(f"w{i}")) for i in range(8_000, 9_000)])
+
+    state = await folded(deployment, 9_001)
+
+    assert state.gaps == []
+    assert len(state.workloads) == 9_000
+
+
+async def test_a_record_that_is_no_event_is_a_dead_letter(deployment: Deployment) -> None:
+    """Its bytes are kept with where it came from and why, a `Rejected` takes its place, and the next one flows."""
+    await deployment.apply_topics()
+    await deployment.tell("control.v1", [("default", budgets(a=1.0))])
+    newer = json.dumps({"type": "workload_submitted", "v": 99, "workload": "w9"}).encode()
+    poison: list[bytes | None] = [
+        b"{",
+        b"\xff\xfe",
+        b"",
+        None,
+        newer,
+        b'{"type":"tick","v":1,"tick":1}',
+        b"[" * 200_000,
+    ]
+    where = await deployment.send("workloads.v1", [("k", value) for value in poison])
+    await deployment.tell("workloads.v1", [("k", submitted("good"))])
+    service = deployment.serve("intake")
+
+    state = await folded(deployment, len(poison) + 2)
+
+    assert list(state.workloads) == ["good"]
+    assert state.gaps == []
+    letters = {
+        int(dict(letter.headers)["source.offset"]): letter for letter in await deployment.read("dead-letters.v1")
+    }
+    rejected = {r.event.seq: r.event for r in await deployment.records() if isinstance(r.event, Rejected)}
+    assert sorted(letters) == sorted(rejected) == [offset for _, offset in where]
+    for value, (partition, offset) in zip(poison, where, strict=True):
+        headers = dict(letters[offset].headers)
+        assert letters[offset].value == value
+        assert headers["source.topic"].decode() == f"{deployment.prefix}workloads.v1"
+        assert int(headers["source.partition"]) == partition
+        assert headers["source.key"] == b"k"
+        assert headers["code"].decode() == rejected[offset].code
+        assert headers["reason"].decode() == rejected[offset].reason
+    assert rejected[where[4][1]].workload == "w9"
+    assert rejected[where[4][1]].code == "unsupported_version"
+    assert await service.terminate() == 0
+
+
+async def test_a_silent_node_is_lost(deployment: Deployment) -> None:
+    """One lease after its last heartbeat, also when the health agent was killed and started again in between."""
+    await deployment.apply_topics()
+
+    async def beat(name: str, health: NodeHealth = NodeHealth.HEALTHY) -> None:
+        heartbeat = Heartbeat(node=name, boot="b", health=health, at_ms=0)
+        await deployment.send("node-status.v1", [(name, encode_heartbeat(heartbeat))])
+
+    async def said(name: str) -> list[NodeHealth]:
+        return [
+            record.event.health
+            for record in await deployment.records()
+            if isinstance(record.event, NodeHealthChanged) and record.event.node == name
+        ]
+
+    first = deployment.serve("health", lease_ms=3_000)
+    await first.has_logged("running")
+    await beat("dies")
+    await beat("lives")
+    await beat("sick", NodeHealth.UNHEALTHY)
+    await beat("dies")
+    await deployment.send(
+        "node-status.v1",
+        [("x", b"{}"), ("other", encode_heartbeat(Heartbeat(node="n", boot="b", health=NodeHealth.HEALTHY, at_ms=0)))],
+    )
+
+    async def all_said() -> bool:
+        return bool(await said("sick") and await said("dies") and await said("lives"))
+
+    await eventually(all_said, "the health of three nodes")
+    first.kill()
+    second = deployment.serve("health", lease_ms=3_000)
+
+    async def lost() -> bool:
+        await beat("lives")
+        await beat("sick", NodeHealth.UNHEALTHY)
+        return NodeHealth.LOST in await said("dies")
+
+    await eventually(lost, "the loss of a silent node")
+    await beat("dies")
+
+    async def back() -> bool:
+        return (await said("dies"))[-1] is NodeHealth.HEALTHY
+
+    await eventually(back, "its return")
+    assert await said("dies") == [NodeHealth.HEALTHY, NodeHealth.LOST, NodeHealth.HEALTHY]
+    assert await said("lives") == [NodeHealth.HEALTHY]
+    assert await said("sick") == [NodeHealth.UNHEALTHY]
+    letters = await deployment.read("dead-letters.v1")
+    assert {dict(letter.headers)["code"] for letter in letters} == {b"missing_field", b"invalid_field"}
+    assert await second.terminate() == 0
