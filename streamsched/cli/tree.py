@@ -456,11 +456,16 @@ def archive(
 
 
 @app.command(rich_help_panel=_PAST)
-def demo() -> None:
-    """Schedule a real trace on a virtual cluster, faster than time, and leave a report and the ledger behind."""
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the ledger and the report go.")] = Path("out/demo"),
+) -> None:
+    """Schedule a week of a real trace on a virtual cluster, faster than time; leave a report and the ledger behind.
+
+    Example: `streamsched demo --out /tmp/demo`
+    """
     from streamsched.reporting.demo import run_demo
 
-    run_demo()
+    run_demo(out)
 
 
 # --- topics and version -----------------------------------------------------------------------------------------------

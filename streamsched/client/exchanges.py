@@ -19,7 +19,7 @@ from streamsched.model.events import (
     WorkloadReprioritized,
     WorkloadSubmitted,
 )
-from streamsched.replay.answers import Explanation, JobFilter, Jobs, Nodes, Shares
+from streamsched.replay.answers import Explanation, JobFilter, Jobs, Nodes, Shares, Summary
 
 A = TypeVar("A", bound=BaseModel)
 
@@ -142,6 +142,11 @@ def shares() -> Exchange[Shares]:
 def nodes() -> Exchange[Nodes]:
     """Ask for the machines."""
     return Exchange("GET", "/v1/nodes", None, Nodes)
+
+
+def summary() -> Exchange[Summary]:
+    """Ask for the state in a few numbers, its digest among them."""
+    return Exchange("GET", "/v1/state", None, Summary)
 
 
 def health() -> Exchange[Health]:

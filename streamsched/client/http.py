@@ -7,6 +7,7 @@ the first. Neither client does so by itself, except that the waiting one opens a
 from __future__ import annotations
 
 import http.client
+import io
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 from urllib.parse import urlsplit
@@ -19,7 +20,7 @@ from streamsched.client.requests import cancellation
 from streamsched.errors import RequestError, UnreachableError
 from streamsched.model.commands import Receipt
 from streamsched.model.events import WorkloadSubmitted
-from streamsched.replay.answers import EVERY_JOB, Explanation, JobFilter, Jobs, Nodes, Shares
+from streamsched.replay.answers import EVERY_JOB, Explanation, JobFilter, Jobs, Nodes, Shares, Summary
 
 if TYPE_CHECKING:
     import aiohttp
@@ -98,6 +99,10 @@ class Client:
     def nodes(self) -> Nodes:
         """Return the machines."""
         return self._ask(exchanges.nodes())
+
+    def summary(self) -> Summary:
+        """Return the state in a few numbers, its digest among them."""
+        return self._ask(exchanges.summary())
 
     def health(self) -> Health:
         """Return how the service is."""
@@ -179,6 +184,10 @@ class AsyncClient:
         """Return the machines."""
         return await self._ask(exchanges.nodes())
 
+    async def summary(self) -> Summary:
+        """Return the state in a few numbers, its digest among them."""
+        return await self._ask(exchanges.summary())
+
     async def health(self) -> Health:
         """Return how the service is."""
         return await self._ask(exchanges.health())
@@ -190,9 +199,10 @@ class AsyncClient:
         if self._session is None:
             raise RuntimeError("AsyncClient is used inside `async with`")
         url = URL(self._origin + exchange.target, encoded=True)
+        body = None if exchange.body is None else io.BytesIO(exchange.body)
         try:
             async with self._session.request(
-                exchange.method, url, data=exchange.body, headers=exchange.headers
+                exchange.method, url, data=body, headers=exchange.headers
             ) as response:
                 return exchange.read(response.status, await response.read())
         except (aiohttp.ClientError, TimeoutError) as error:

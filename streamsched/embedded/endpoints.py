@@ -34,8 +34,8 @@ from streamsched.state.cluster import ClusterState
 from streamsched.state.workloads import contract_fingerprint
 from streamsched.wire import codec
 
-#: The largest body taken. A gang of 100,000 ranks is one number; only a budget tree can be large.
-BODY_BYTES_MAX = 4_000_000
+#: The largest body taken: only a budget tree is as large.
+BODY_BYTES_MAX = codec.TREE_MAX_BYTES
 
 #: What `/v1/events` takes.
 CONTROL = frozenset({"budget_tree_changed", "policy_adopted", "workload_reprioritized"})

@@ -80,7 +80,8 @@ class LocalNodes:
                 node.restore(record if is_same else record.model_copy(update=emptied))
             self._nodes[spec.node] = node
             self._plan(node, node.planned)
-        self._store.save([node.record() for node in self._nodes.values()], {})
+        # A node that has obeyed nothing yet has nothing to remember.
+        self._store.save([node.record() for node in self._nodes.values() if node.watermark is not None], {})
 
     def obey(self, commands: Sequence[Command]) -> None:
         """Hand commands to their nodes. Those for a node that is not here are sent again until it is back."""

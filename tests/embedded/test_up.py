@@ -1,0 +1,202 @@
+"""``streamsched up`` as a process: what it has answered outlives ``kill -9``, and its ledger proves it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from streamsched.client.http import Client
+from streamsched.client.requests import submission
+from streamsched.errors import UnreachableError
+from streamsched.ledgers.archive import ArchiveLedger, archive_ledger
+from streamsched.ledgers.sqlite import SqliteLedger
+from streamsched.model.commands import Receipt, ReceiptStatus
+from streamsched.model.events import WorkloadSubmitted
+from streamsched.model.ledger import Ledger
+from streamsched.replay.answers import JobFilter
+from streamsched.replay.audit import Audit, audit
+from streamsched.replay.replayer import fold
+from streamsched.state.snapshot import digest
+from tests.embedded.processes import PATIENCE_SECONDS, Up, run, up
+
+CLUSTER = ("--nodes", "16x8", "--budget", "a=50%", "--budget", "b=50%", "--speed", "100")
+EVERYTHING = JobFilter(ended=True)
+
+
+def test_kill_9_in_the_middle_of_load_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    """Three hundred submissions by several writers, the process killed among them: each acknowledged one is there.
+
+    The runs go on where they were: no workload needs a second attempt. Sending everything again is harmless.
+    """
+    requests = [submission(budget="ab"[n % 2], gpus_per_rank=1 + n % 4, command=("sleep", "20")) for n in range(300)]
+    acknowledged: dict[str, Receipt] = {}
+    with up(tmp_path, *CLUSTER) as service:
+        killer = threading.Thread(target=_kill_after, args=(service, acknowledged, 100))
+        killer.start()
+        _submit_all(service.url, requests, acknowledged)
+        killer.join()
+    assert 0 < len(acknowledged) < len(requests), "the kill came in the middle"
+
+    with up(tmp_path, *CLUSTER) as service, Client(service.url) as client:
+        known = {job.workload for job in client.jobs(EVERYTHING).jobs}
+        assert set(acknowledged) <= known
+
+        again: dict[str, Receipt] = {}
+        _submit_all(service.url, requests, again)
+        assert len(again) == len(requests)
+        assert {receipt.status for receipt in again.values()} == {ReceiptStatus.ACCEPTED}
+        _eventually(lambda: not client.jobs().jobs)
+        ended = client.jobs(EVERYTHING).jobs
+        assert {job.workload for job in ended} == {request.workload for request in requests}
+        assert {(job.phase.value, job.attempt) for job in ended} == {("succeeded", 1)}
+        assert service.stop() == 0
+
+    account = _audited(tmp_path)
+    assert account.gaps == ()
+    assert account.accepted == len(requests), "every workload was placed exactly once"
+
+
+def test_the_ledger_and_its_archive_fold_to_the_live_state(tmp_path: Path) -> None:
+    """What the service says of its state at a cursor, a replay of its file says too, and of an archived copy."""
+    with up(tmp_path / "data", *CLUSTER) as service, Client(service.url) as client:
+        for number in range(20):
+            client.submit(submission(budget="a", gpus_per_rank=4, min_runtime_ms=600_000, command=("sleep", "30")))
+            if number % 5 == 0:
+                client.submit(submission(budget="b", ranks=16, gpus_per_rank=8, command=("sleep", "30")))
+        _eventually(lambda: not client.jobs().jobs)
+        live = client.summary()
+        assert service.stop() == 0
+
+    async def digests() -> tuple[str, str]:
+        ledger = await SqliteLedger.open(tmp_path / "data" / "ledger.sqlite", readonly=True)
+        try:
+            folded = digest(await fold(ledger, until_cursor=live.cursor))
+            await archive_ledger(ledger, tmp_path / "archive", records_per_segment=50)
+        finally:
+            await ledger.close()
+        return folded, await _archived_digest(tmp_path / "archive", live.cursor)
+
+    assert asyncio.run(digests()) == (live.digest, live.digest)
+
+
+def test_a_restart_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    """A running workload goes on under the same attempt, on the nodes of the last time, which need not be named."""
+    with up(tmp_path, "--nodes", "2x4:a100", "--budget", "a=100%") as service, Client(service.url) as client:
+        client.submit(
+            submission(workload="long", budget="a", gpus_per_rank=4, min_runtime_ms=600_000, command=("sleep", "8"))
+        )
+        _eventually(lambda: client.explain("long").job.phase == "running")
+        before = client.explain("long").job
+        assert service.stop(signal.SIGINT) == 0
+
+    with up(tmp_path) as service, Client(service.url) as client:
+        assert [(node.node, node.pool, node.gpus) for node in client.nodes().nodes] == [
+            ("node-1", "a100", 4),
+            ("node-2", "a100", 4),
+        ]
+        job = client.explain("long").job
+        assert (job.attempt, job.bound_ms, job.started_ms) == (1, before.bound_ms, before.started_ms)
+        _eventually(lambda: client.explain("long").job.phase == "succeeded")
+        assert client.explain("long").job.attempt == 1
+
+
+def test_nodes_that_are_not_hosted_any_more_are_lost(tmp_path: Path) -> None:
+    """A cluster that is started with fewer nodes loses what ran on the others, says so, and requeues it."""
+    with up(tmp_path, "--nodes", "2x8", "--budget", "a=100%") as service, Client(service.url) as client:
+        client.submit(
+            submission(workload="wide", budget="a", ranks=2, gpus_per_rank=8, resumable=True, command=("sleep", "600"))
+        )
+        _eventually(lambda: client.explain("wide").job.phase == "running")
+
+    with up(tmp_path, "--nodes", "1x8") as service, Client(service.url) as client:
+        assert [node.health.value for node in client.nodes().nodes] == ["healthy", "lost"]
+        _eventually(lambda: client.explain("wide").job.phase == "queued")
+        assert "node node-2 became lost" in " ".join(line.text.lower() for line in client.explain("wide").story)
+
+
+def test_a_second_process_on_the_same_data_is_refused(tmp_path: Path) -> None:
+    """Two processes on one ledger would be two histories; the second says who has it and ends."""
+    with up(tmp_path) as service:
+        second = run("up", "--data", str(tmp_path), "--port", "0")
+
+        assert second.returncode == 2
+        assert f"process {service.process.pid}" in second.stderr
+        assert "Traceback" not in second.stderr
+
+
+def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
+    """A second cluster at the same port ends, and leaves the first alone."""
+    with up(tmp_path / "one") as service:
+        port = service.url.rpartition(":")[2]
+        second = run("up", "--data", str(tmp_path / "two"), "--port", port)
+
+        assert second.returncode == 2
+        assert f"cannot listen at 127.0.0.1:{port}" in second.stderr
+        with Client(service.url) as client:
+            assert client.health().status == "ok"
+
+
+def test_other_budgets_than_the_ledger_has_are_refused(tmp_path: Path) -> None:
+    """Budgets at the start are for a new cluster; an old one is changed by an event, not by a flag."""
+    with up(tmp_path, "--budget", "a=50%"):
+        pass
+
+    second = run("up", "--data", str(tmp_path), "--port", "0", "--budget", "a=60%")
+
+    assert second.returncode == 2
+    assert "streamsched budgets apply FILE" in second.stderr
+
+
+def _submit_all(url: str, requests: list[WorkloadSubmitted], acknowledged: dict[str, Receipt]) -> None:
+    """Submit by several writers, each with a connection of its own; stop where nobody answers any more."""
+
+    def submit_some(part: list[WorkloadSubmitted]) -> None:
+        with Client(url) as client:
+            for request in part:
+                try:
+                    acknowledged[request.workload] = client.submit(request)
+                except UnreachableError:
+                    return
+
+    with ThreadPoolExecutor(4) as writers:
+        list(writers.map(submit_some, [requests[first::4] for first in range(4)]))
+
+
+def _kill_after(service: Up, acknowledged: dict[str, Receipt], count: int) -> None:
+    while len(acknowledged) < count:
+        time.sleep(0.001)
+    service.kill()
+
+
+def _eventually(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not holds():
+        if time.monotonic() > deadline:
+            pytest.fail(f"not so after {PATIENCE_SECONDS:g} s")
+        time.sleep(0.1)
+
+
+def _audited(data: Path) -> Audit:
+    async def account() -> Audit:
+        ledger = await SqliteLedger.open(data / "ledger.sqlite", readonly=True)
+        try:
+            return await audit(ledger)
+        finally:
+            await ledger.close()
+
+    return asyncio.run(account())
+
+
+async def _archived_digest(directory: Path, cursor: int) -> str:
+    archive: Ledger = await ArchiveLedger.open(directory)
+    try:
+        return digest(await fold(archive, until_cursor=cursor))
+    finally:
+        await archive.close()
