@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 from streamsched.errors import ConfigurationError
-from streamsched.ledgers.archive import MANIFEST, ArchiveLedger
+from streamsched.ledgers.archive import ArchiveLedger
+from streamsched.ledgers.archive_format import MANIFEST
 from streamsched.ledgers.kafka import KafkaLedger, KafkaSecurity
 from streamsched.ledgers.sqlite import SqliteLedger
 from streamsched.model.ledger import Ledger
