@@ -59,14 +59,14 @@ def reprioritized(workload: str, priority: int) -> WorkloadReprioritized:
     return WorkloadReprioritized(workload=workload, priority=priority)
 
 
-def budgets(change: str = "b1", previous: str | None = None, **fractions: float | str) -> BudgetTreeChanged:
+def budgets(change: str = "b1", previous: str | None = None, /, **fractions: float) -> BudgetTreeChanged:
     """A tree from ``a=0.5, b=0.5`` or ``**{"p/a": 0.5}``; parents that are not named hold all of theirs."""
     shares: dict[str, int] = {}
     for path, fraction in fractions.items():
         segments = path.split("/")
         for depth in range(1, len(segments)):
             shares.setdefault("/".join(segments[:depth]), WHOLE)
-        shares[path] = round(float(fraction) * WHOLE)
+        shares[path] = round(fraction * WHOLE)
     return BudgetTreeChanged(
         change=change,
         previous=previous,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from streamsched.model.events import Seat, Victim
+from streamsched.model.events import NodeHealth, Seat, Victim
 from streamsched.scheduling.placement import lowest_bits, seats_of
 
 if TYPE_CHECKING:
@@ -39,9 +39,30 @@ def displace(
         return None
     search = _Search(state, pool, gpus_per_rank)
     while search.slots < ranks:
-        search.stop_cheapest()
+        search.stop_cheapest(ranks)
     search.put_back(ranks)
     return search.seats(ranks), search.victims()
+
+
+class _Offer:
+    """Runs that could be stopped, what that costs, and for how many ranks it makes room."""
+
+    __slots__ = ("cost", "keys", "ranks")
+
+    def __init__(self, cost: Cost, keys: list[RunKey], ranks: int) -> None:
+        self.cost = cost
+        self.keys = keys
+        self.ranks = ranks
+
+    def is_better_than(self, other: _Offer) -> bool:
+        """Whether it costs less for each rank: in GPUs, then in gangs, then in who is preferred to be left alone.
+
+        Equal offers keep the order in which they were found, which is that of the nodes.
+        """
+        for mine, theirs in zip(self.cost, other.cost, strict=True):
+            if mine * other.ranks != theirs * self.ranks:
+                return mine * other.ranks < theirs * self.ranks
+        return False
 
 
 class _Search:
@@ -56,26 +77,28 @@ class _Search:
         self.freed: dict[int, int] = {}
         self.slots = pool.free.slots(gpus_per_rank)
 
-    def stop_cheapest(self) -> None:
-        """Add the victims that make room for one more rank somewhere at the least cost."""
-        best: tuple[Cost, int, list[RunKey]] | None = None
+    def stop_cheapest(self, ranks: int) -> None:
+        """Add the victims that make room for more ranks at the least cost for each rank."""
+        best: _Offer | None = None
         for free in range(len(self.pool.free.nodes) - 1, -1, -1):
             nodes = self.pool.free.nodes[free]
             while nodes:
                 bit = nodes & -nodes
                 nodes ^= bit
                 node = self.pool.nodes[bit.bit_length() - 1]
-                if not node.preemptible:
+                if not node.preemptible or node.health is not NodeHealth.HEALTHY:
                     continue
                 found = self._cheapest_on(node)
-                if found is not None and (best is None or (found[0], node.index) < best[:2]):
-                    best = (found[0], node.index, found[1])
-            # Nodes with fewer free GPUs must give up at least so many, for the next rank to fit there.
-            if best is not None and not self.freed and best[0][0] <= self._least_for(free - 1):
+                if found is not None:
+                    offer = _Offer(*found, min(self._gain(found[1]), ranks - self.slots))
+                    if best is None or offer.is_better_than(best):
+                        best = offer
+            # A node with fewer free GPUs must give up at least so many for a rank to fit there.
+            if best is not None and not self.freed and best.cost[0] <= self._least_for(free - 1) * best.ranks:
                 break
         if best is None:
             raise AssertionError("the gang fits on what can be reclaimed, so there is something left to reclaim")
-        for key in best[2]:
+        for key in best.keys:
             self._choose(key)
 
     def put_back(self, ranks: int) -> None:
@@ -137,11 +160,28 @@ class _Search:
         return (self.pool.free_mask(node) | self.freed.get(node.index, 0)).bit_count()
 
     def _least_for(self, free: int) -> int:
-        """Return how many GPUs a node with so many free must get back for one more rank."""
-        return self.gpus_per_rank - max(free, 0) % self.gpus_per_rank
+        """Return how many GPUs a node with at most so many free must get back for one more rank, at the least."""
+        return self.gpus_per_rank - min(max(free, 0), self.gpus_per_rank - 1)
+
+    def _gain(self, keys: list[RunKey]) -> int:
+        """Return how many more ranks fit, on all nodes, once these runs have ended."""
+        freed: dict[int, int] = {}
+        gain = 0
+        for key in keys:
+            run = self.state.workloads[key[0]].run
+            if run is None:
+                continue
+            for node in self._nodes_of(run):
+                room = self._room(node) if node.index not in freed else freed[node.index]
+                more = room + run.held[node.id].bit_count()
+                gain += more // self.gpus_per_rank - room // self.gpus_per_rank
+                freed[node.index] = more
+        return gain
 
     def _nodes_of(self, run: Run) -> list[Node]:
-        return [self.state.nodes[id_] for id_ in run.held if self.state.nodes[id_].pool == self.pool.pool.id]
+        """Return the nodes of a run that take work."""
+        nodes = [self.state.nodes[id_] for id_ in run.held]
+        return [node for node in nodes if node.health is NodeHealth.HEALTHY]
 
     def _choose(self, key: RunKey) -> None:
         run = self.state.workloads[key[0]].run
