@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from streamsched.model.commands import Effects
@@ -11,6 +11,7 @@ from streamsched.model.events import (
     BudgetTreeChanged,
     CommandAccepted,
     Event,
+    Fact,
     HeldRun,
     NodeHealth,
     NodeHealthChanged,
@@ -29,6 +30,7 @@ from streamsched.model.policy import Policy
 from streamsched.model.quantities import HOUR, WHOLE
 from streamsched.scheduling.decision import decide
 from streamsched.state.cluster import ClusterState
+from streamsched.state.invariants import check
 
 
 def submitted(workload: str, **fields: Any) -> WorkloadSubmitted:
@@ -138,11 +140,9 @@ class Story:
 
     def tell(self, *events: Event | Iterable[Event]) -> Effects:
         """Append facts at the present time; return the effects of the last one."""
-        from streamsched.state.invariants import check
-
         effects = Effects()
         for item in events:
-            for event in item if isinstance(item, Sequence | map) or hasattr(item, "__next__") else [item]:
+            for event in (item,) if isinstance(item, Fact) else item:
                 record = Record(self.state.next_cursor, self.now_ms, event)
                 effects = self.state.apply(record)
                 self.records.append(record)
