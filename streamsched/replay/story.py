@@ -145,6 +145,15 @@ class _Moment:
         return None
 
 
+_ENDS = {
+    Phase.SUCCEEDED: "it has succeeded",
+    Phase.FAILED: "it has failed",
+    Phase.CANCELLED: "it is over",
+    Phase.PREEMPTED: "it is over",
+    Phase.TIMED_OUT: "it has timed out",
+    Phase.REJECTED: "it is rejected",
+}
+
 _UNKNOWN = _Moment(None, 0, 0, "", 0, 0)
 
 
@@ -173,9 +182,9 @@ def _what_was_said(workload: str, event: Event, before: _Moment, after: _Moment,
         case RunReleased() if event.workload == workload:
             code = f" with exit code {event.exit_code}" if event.exit_code is not None else ""
             detail = f" ({event.detail})" if event.detail else ""
-            return f"{event.node} gave its GPUs back: {event.outcome}{code}{detail}"
+            return f"node {event.node} gave its GPUs back: {event.outcome}{code}{detail}"
         case RunReleased() if changed:
-            return f"{event.workload} left {event.node}"
+            return f"its GPUs on {event.node} are free, since {event.workload} has left"
         case NodeHealthChanged() if changed:
             why = f" ({event.reason})" if event.reason else ""
             return f"node {event.node} became {event.health}{why}"
@@ -225,7 +234,8 @@ def _what_follows(workload: str, before: _Moment, after: _Moment, state: Cluster
         case None:
             return ""
         case ended:
-            return f"{str(ended).replace('_', ' ')}" + (f": {after.reason}" if after.reason else "")
+            why = after.reason.removeprefix(f"{ended}").removeprefix(": ")
+            return _ENDS[ended] + (f": {why}" if why else "")
 
 
 def _protection(live: Workload | None, state: ClusterState) -> str:

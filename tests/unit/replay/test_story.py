@@ -1,0 +1,141 @@
+"""The story of a workload: each thing that changed it, once, in words that say why."""
+
+from __future__ import annotations
+
+from streamsched.model.events import NodeHealth, ReleaseOutcome
+from streamsched.model.quantities import HOUR, MINUTE
+from streamsched.replay.replayer import fold
+from streamsched.replay.story import Chronicle
+from tests.stories import (
+    Story,
+    adopted,
+    budgets,
+    cancelled,
+    health,
+    nodes,
+    reprioritized,
+    submitted,
+    unallocated,
+)
+from tests.unit.replay.recording import recorded
+
+
+async def told(story: Story, workload: str) -> list[tuple[int, str, str]]:
+    """Cursor, phase and text of each line; the same whether one listens to all or to this one alone."""
+    all_of_them, alone = Chronicle(), Chronicle(only=workload)
+    ledger = await recorded(story.records)
+    await fold(ledger, observe=all_of_them.observe)
+    await fold(ledger, observe=alone.observe)
+    assert all_of_them.story(workload) == alone.story(workload)
+    return [(line.cursor, line.phase.value, line.text) for line in alone.story(workload)]
+
+
+async def test_a_life_from_submission_to_success() -> None:
+    """Submitted, placed, started on the last node, ended on the last node."""
+    story = Story(*nodes(2), budgets(a=0.5, b=0.5))
+    story.at(1 * MINUTE).tell(submitted("llama", ranks=2, actor="ada"))
+    story.round()
+    story.at(2 * MINUTE).start("llama")
+    story.at(90 * MINUTE).end("llama")
+
+    lines = await told(story, "llama")
+
+    assert lines == [
+        (3, "queued", "Submitted to a by ada: 2 ranks × 8 = 16 GPUs, allocated, min runtime 1h, resumable."),
+        (
+            4,
+            "bound",
+            "Round 1 gave it n1, n2; its turn because a at 0.000 was alone; attempt 1 is placed on 2 nodes.",
+        ),
+        (
+            6,
+            "running",
+            "Its ranks on n2 run (2 of 2 nodes); the whole gang runs, protected until 1970-01-01T01:02:00Z.",
+        ),
+        (7, "running", "Node n1 gave its GPUs back: succeeded."),
+        (8, "succeeded", "Node n2 gave its GPUs back: succeeded; it has succeeded: all ranks ended well."),
+    ]
+
+
+async def test_a_preemption_names_the_beneficiary_and_its_standing() -> None:
+    """The victim's story says for whom, by which rule and why it was the other's turn; then what became of it."""
+    story = Story(*nodes(1), budgets(a=0.5, b=0.5))
+    story.at(1 * MINUTE).tell(unallocated("victim", budget="b"))
+    story.round()
+    story.start("victim")
+    story.at(2 * MINUTE).tell(submitted("urgent"))
+    story.round()
+    story.at(3 * MINUTE).end("victim", ReleaseOutcome.STOPPED)
+
+    victim = await told(story, "victim")
+    urgent = await told(story, "urgent")
+
+    assert victim[-2][1] == "stopping"
+    assert "takes its GPUs for urgent of a: an allocated request goes before unallocated time" in victim[-2][2]
+    assert "because a at 0.000 was alone" in victim[-2][2]
+    assert victim[-2][2].endswith("it is being stopped: preempted, for urgent.")
+    assert victim[-1][1] == "queued"
+    assert victim[-1][2] == "Node n1 gave its GPUs back: stopped; back in the queue."
+    assert [line[1] for line in urgent] == ["queued", "planned", "bound"]
+    assert "once victim left" in urgent[1][2]
+    assert urgent[2][2] == "Its GPUs on n1 are free, since victim has left; attempt 1 is placed on 1 node."
+
+
+async def test_a_rejection_says_why() -> None:
+    """A submission that cannot be accepted is one line."""
+    story = Story(*nodes(1), budgets(a=1.0), submitted("w", budget="nobody"))
+
+    ((cursor, phase, text),) = await told(story, "w")
+
+    assert (cursor, phase) == (2, "rejected")
+    assert text.startswith("Submitted to nobody: 8 GPUs, allocated, min runtime 1h, resumable; it is rejected: budget:")
+
+
+async def test_a_cancellation_in_the_queue_ends_it() -> None:
+    """And a change of priority before that is told."""
+    story = Story(*nodes(1), budgets(a=1.0), submitted("w"), reprioritized("w", 7), cancelled("w"))
+
+    lines = await told(story, "w")
+
+    assert lines[1:] == [
+        (3, "queued", "Moved inside its budget: priority 0 became 7."),
+        (4, "cancelled", "Cancelled; it is over."),
+    ]
+
+
+async def test_a_lost_node_sends_the_gang_back_to_the_queue() -> None:
+    """The other node is stopped, since a gang runs whole or not at all."""
+    story = Story(*nodes(2), budgets(a=1.0))
+    story.tell(submitted("w", ranks=2))
+    story.round()
+    story.at(1 * MINUTE).start("w")
+    story.at(2 * MINUTE).tell(health("n1", NodeHealth.LOST, "silent for 30s"))
+    story.at(3 * MINUTE).end("w", ReleaseOutcome.STOPPED)
+
+    lines = await told(story, "w")
+
+    assert lines[-2][1:] == (
+        "stopping",
+        "Node n1 became lost (silent for 30s); it is being stopped: a rank of the gang is gone.",
+    )
+    assert lines[-1][1:] == ("queued", "Node n2 gave its GPUs back: stopped; back in the queue.")
+
+
+async def test_a_timeout_is_told_though_no_record_says_it() -> None:
+    """Time alone stops it; the line carries the cursor of the record with which time passed."""
+    story = Story(adopted(min_runtime_floor_ms=MINUTE), *nodes(1), budgets(a=1.0))
+    story.tell(submitted("w", min_runtime_ms=MINUTE, timeout_ms=HOUR))
+    story.round()
+    story.start("w")
+    story.at(HOUR).tick()
+
+    lines = await told(story, "w")
+
+    assert lines[-1] == (len(story.records) - 1, "stopping", "It is being stopped: its timeout is over.")
+
+
+async def test_nothing_is_told_of_a_stranger() -> None:
+    """A workload that was never submitted has no story."""
+    story = Story(*nodes(1), budgets(a=1.0), submitted("w"))
+
+    assert await told(story, "stranger") == []
