@@ -93,6 +93,10 @@ class Due(IntEnum):
     TIMEOUT = 3
 
 
+#: In which phase it comes due for a run; in any other one, it has been overtaken.
+_PHASE_OF = {Due.PLAN_EXPIRES: Phase.PLANNED, Due.START_DEADLINE: Phase.BOUND, Due.TIMEOUT: Phase.RUNNING}
+
+
 @dataclass(frozen=True, slots=True)
 class SourceGap:
     """Records of a source that never reached the ledger: `found` came where `expected` should have."""
@@ -276,9 +280,10 @@ class ClusterState:
         self.budgets.advance(now)
         protections = self._protections
         while protections and protections[0][0] <= now:
-            _, workload_id, attempt = heapq.heappop(protections)
+            until, workload_id, attempt = heapq.heappop(protections)
             workload = self.workloads.get(workload_id)
-            if workload is not None and workload.run is not None and workload.run.attempt == attempt:
+            run = workload.run if workload is not None else None
+            if workload is not None and run is not None and (run.attempt, run.protected_until_ms) == (attempt, until):
                 self._drop_commitment(workload)
         timers = self._timers
         while timers and timers[0][0] <= now:
@@ -294,21 +299,14 @@ class ClusterState:
 
     def _is_pending(self, timer: tuple[int, Due, str, int]) -> bool:
         """Whether what a timer waits for may still come: a timer is never withdrawn, only overtaken."""
-        _, due, workload_id, attempt = timer
+        due_ms, due, workload_id, attempt = timer
         workload = self.workloads.get(workload_id)
         if workload is None or workload.attempt != attempt:
             return False
-        match due:
-            case Due.HOLD_OVER:
-                return workload.phase is Phase.QUEUED and workload.queue_key is None
-            case Due.PLAN_EXPIRES:
-                return workload.phase is Phase.PLANNED
-            case Due.START_DEADLINE:
-                return workload.phase is Phase.BOUND
-            case Due.TIMEOUT:
-                return workload.phase is Phase.RUNNING
-            case _:
-                assert_never(due)
+        if due is Due.HOLD_OVER:
+            return workload.run is None and workload.queue_key is None and workload.held_until_ms == due_ms
+        # The time is compared too: an id that was forgotten may live again, with attempts from 1.
+        return workload.phase is _PHASE_OF[due] and workload.run is not None and workload.run.deadline_ms == due_ms
 
     def _come_due(self, due: Due, workload: Workload) -> None:
         match due:
@@ -346,7 +344,7 @@ class ClusterState:
     def _submit(self, fact: WorkloadSubmitted) -> None:
         known = self.workloads.get(fact.workload)
         ended = self.finished.get(fact.workload)
-        if ended is not None and ended.phase is Phase.REJECTED:
+        if ended is not None and ended.phase is Phase.REJECTED and not ended.attempts:
             # It never had an effect, so its id is free: the same request may be welcome now.
             del self.finished[fact.workload]
             ended = None
@@ -498,7 +496,7 @@ class ClusterState:
                     status=ReceiptStatus.REJECTED,
                     cursor=self.next_cursor - 1,
                     corr=fact.corr,
-                    reason=fact.reason[:2_000] or None,
+                    reason=_as_reason(fact.reason),
                 )
             )
 
@@ -530,6 +528,8 @@ class ClusterState:
         if wanted is None:
             return Void.WRONG_SEATS
         freed: dict[str, int] = {}
+        if len({victim.workload for victim in item.victims}) < len(item.victims):
+            return Void.VICTIM_GONE
         for victim in item.victims:
             other = self.workloads.get(victim.workload)
             run = other.run if other is not None else None
@@ -579,6 +579,7 @@ class ClusterState:
             if awaited := mask & ~node.free_mask:
                 run.awaited[node_id] = awaited
             self.inventory.refile(node)
+            self._effects.nodes[node_id] = None
         grace = self.policy.unallocated_grace_ms
         self._wake(self.now_ms + grace + self.policy.stop_timeout_ms, Due.PLAN_EXPIRES, workload, run)
         for victim in item.victims:
@@ -649,23 +650,28 @@ class ClusterState:
         if fact.node in run.started_on:
             self._ignore(Ignored.ALREADY_SO)
             return
-        run.started_on[fact.node] = None
+        self._note_start(workload, run, fact.node)
+
+    def _note_start(self, workload: Workload, run: Run, node_id: str) -> None:
+        run.started_on[node_id] = None
         if len(run.started_on) < len(run.places) or run.stop is not None:
             return
         run.started_ms = self.now_ms
+        run.deadline_ms = None
         workload.phase = Phase.RUNNING
         workload.setbacks = 0
         self._touch(workload)
         if workload.is_allocated:
             least = workload.effective_min_ms
             run.protected_until_ms = until = self.now_ms + least
-            run.commitment = Commitment.REST
-            whole, summed = run.gpus * least, run.gpus * until
-            for budget in workload.budget.path:
-                budget.commitment_fixed -= whole
-                budget.commitment_gpus += run.gpus
-                budget.commitment_sum += summed
-            heapq.heappush(self._protections, (until, workload.id, run.attempt))
+            if run.commitment is Commitment.WHOLE:
+                run.commitment = Commitment.REST
+                whole, summed = run.gpus * least, run.gpus * until
+                for budget in workload.budget.path:
+                    budget.commitment_fixed -= whole
+                    budget.commitment_gpus += run.gpus
+                    budget.commitment_sum += summed
+                heapq.heappush(self._protections, (until, workload.id, run.attempt))
         if workload.timeout_ms is not None:
             self._wake(self.now_ms + workload.timeout_ms, Due.TIMEOUT, workload, run)
 
@@ -690,7 +696,8 @@ class ClusterState:
             case ReleaseOutcome.STOPPED:
                 run.stopped += 1
             case ReleaseOutcome.SUCCEEDED:
-                pass
+                if node.id not in run.started_on:
+                    self._note_start(workload, run, node.id)  # It has run, though nobody told us of its start.
         mask = self._give_back(workload, run, node)
         self._hand_over(node, mask)
         broken = fact.outcome in (ReleaseOutcome.FAILED, ReleaseOutcome.REFUSED) or (
@@ -792,7 +799,11 @@ class ClusterState:
             self._finish(workload, Phase.CANCELLED, "cancelled while it ran")
         elif run.failed:
             self._finish(workload, Phase.FAILED, f"{run.failed} of {len(run.places)} nodes reported a failure")
-        elif run.infrastructure or run.stop is StopReason.START_DEADLINE or (run.stopped and run.stop is None):
+        elif (
+            run.infrastructure
+            or run.stop is StopReason.START_DEADLINE
+            or (run.stopped and run.stop in (None, StopReason.GANG_BROKEN))
+        ):
             if may_requeue:
                 self._back_to_queue(workload, hold=run.started_ms is None)
             else:
@@ -879,9 +890,15 @@ class ClusterState:
             node.health, node.reason = self.awaited_nodes.pop(fact.node, (NodeHealth.HEALTHY, None))
             self.inventory.add(node)
         elif (node.pool, node.gpus, node.domains) != (fact.pool, fact.gpus, fact.domains):
+            moved = node.pool != fact.pool
             self.inventory.remove(node)
             node.pool, node.gpus, node.domains = fact.pool, fact.gpus, fact.domains
             self.inventory.add(node)
+            # Whatever had GPUs that are no longer there has lost them.
+            for key in sorted(key for key, mask in node.claims.items() if moved or mask & ~node.all_mask):
+                self._fail_plan(self.workloads[key[0]], setback=False)
+            for key in sorted(key for key, mask in node.held.items() if moved or mask & ~node.all_mask):
+                self._lose(key, node)
         node.boot = fact.boot
         self._effects.nodes[node.id] = None
         if fact.watermark is not None:
@@ -896,10 +913,11 @@ class ClusterState:
         for key in sorted(key for key in node.orphans if key not in reported):
             self._forget_orphan(node, key)
         for key in sorted(key for key in reported if key not in node.held and key not in node.orphans):
-            held = 0
-            for mask in node.held.values():
-                held |= mask
-            node.orphans[key] = reported[key] & node.all_mask & ~held
+            node.orphans[key] = orphaned = reported[key] & node.unheld_mask
+            for (claimant, _), mask in node.claims.items():
+                run = self.workloads[claimant].run
+                if run is not None and mask & orphaned:
+                    run.awaited[node.id] = run.awaited.get(node.id, 0) | mask & orphaned
         for key in sorted(node.orphans):
             if not any(
                 (command.workload, command.attempt) == key for command in self.unacknowledged.get(node.id, {}).values()
@@ -1019,9 +1037,16 @@ class ClusterState:
                 status=status,
                 cursor=self.next_cursor - 1,
                 corr=fact.corr,
-                reason=reason,
+                reason=_as_reason(reason),
             )
         )
+
+
+def _as_reason(text: str | None) -> str | None:
+    """Return a text as a `Reason` may look: a receipt that cannot be made would stop every scheduler."""
+    if not text:
+        return None
+    return "".join(letter if (letter >= " " and letter != "\x7f") or letter == "\n" else " " for letter in text[:2_000])
 
 
 def _masks_by_node(item: ProposedPlacement, workload: Workload) -> dict[str, int] | None:

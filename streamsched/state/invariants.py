@@ -36,9 +36,9 @@ def _check_nodes(state: ClusterState) -> None:
     """No GPU has two owners, and what is free is what nobody has."""
     for node in state.nodes.values():
         taken = 0
-        for owners in (node.held, node.claims, node.orphans):
+        for owners in (node.held, node.orphans, node.claims):
             for key, mask in owners.items():
-                # A claim may lie on GPUs that a victim still holds, but on nobody's else.
+                # A claim may lie on GPUs that a victim or an unknown run still holds, but on no other claim's.
                 others = 0 if owners is node.claims else taken
                 _demand(not mask & others, f"node {node.id}: GPUs {mask & others:b} of {key} have another owner")
                 taken |= mask

@@ -89,6 +89,16 @@ class Node:
         return mask
 
     @property
+    def unheld_mask(self) -> int:
+        """GPUs that no run sits on, ours or left behind; somebody may wait for them."""
+        taken = 0
+        for mask in self.held.values():
+            taken |= mask
+        for mask in self.orphans.values():
+            taken |= mask
+        return self.all_mask & ~taken
+
+    @property
     def occupied_gpus(self) -> int:
         """GPUs that runs hold, as far as we charge or believe them."""
         return sum(mask.bit_count() for mask in self.held.values())
@@ -96,13 +106,9 @@ class Node:
     def derive_free(self) -> int:
         """Return the GPUs that nobody holds, claims or has left behind."""
         taken = 0
-        for mask in self.held.values():
-            taken |= mask
         for mask in self.claims.values():
             taken |= mask
-        for mask in self.orphans.values():
-            taken |= mask
-        return self.all_mask & ~taken
+        return self.unheld_mask & ~taken
 
 
 class Room:

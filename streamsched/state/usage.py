@@ -327,7 +327,7 @@ class BudgetTree:
 
     def forget_closed(self) -> None:
         """Drop removed budgets of which nothing runs and nothing is left inside the window."""
-        in_window = {id(change[1]) for change in self.changes}
+        in_window = {id(budget) for change in self.changes for budget in change[1].path}
         self.closed_in_use = [
             budget
             for budget in self.closed_in_use

@@ -1,0 +1,463 @@
+"""Hostile but well-formed histories: whatever clients, nodes, admins and schedulers may write, in any order.
+
+A history is played from a list of small numbers. Each number stands for one move of somebody, and the move looks at the
+state that the ones before it led to, so that most of what is told is about workloads and nodes that exist. Invariants
+are checked after every record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+from hypothesis import strategies as st
+
+from streamsched.model.commands import Command, Effects, Place, Stop
+from streamsched.model.events import (
+    BudgetShare,
+    BudgetTreeChanged,
+    CommandAccepted,
+    Event,
+    HeldRun,
+    LedgerSkipped,
+    NodeHealth,
+    NodeHealthChanged,
+    NodeInventoryReported,
+    PolicyAdopted,
+    ProposedPlacement,
+    ProtocolActivated,
+    Record,
+    Rejected,
+    ReleaseOutcome,
+    RoundProposed,
+    RunReleased,
+    RunStarted,
+    Seat,
+    StateHashed,
+    Tick,
+    Unreadable,
+    Victim,
+    WorkloadCancelled,
+    WorkloadReprioritized,
+    WorkloadSubmitted,
+)
+from streamsched.model.identifiers import command_order
+from streamsched.model.policy import Policy
+from streamsched.model.quantities import DAY, HOUR, MINUTE, SECOND, WHOLE
+from streamsched.scheduling.decision import decide
+from streamsched.state.cluster import ClusterState
+from streamsched.state.invariants import check
+from streamsched.state.workloads import Phase, Workload
+
+POOLS = ("a100", "h100", "t4")
+NODES = tuple(f"n{number}" for number in range(1, 8))
+WORKLOADS = tuple(f"w{number:02}" for number in range(40))
+#: Trees of depth 1 to 4; with fractions of zero, and in all kinds of order one after the other: leaves become inner
+#: vertices and leaves again, budgets go and come back.
+TREES: tuple[dict[str, int], ...] = (
+    {"a": WHOLE // 2, "b": WHOLE // 2},
+    {"a": WHOLE // 3, "b": WHOLE // 3, "c": WHOLE // 3 + 1},
+    {"a": WHOLE // 2, "a/x": WHOLE // 3, "a/y": WHOLE // 7, "b": WHOLE // 4},
+    {"a": WHOLE // 10, "a/x": WHOLE, "a/x/u": WHOLE // 3, "a/x/u/d": WHOLE // 7, "a/x/v": 0, "b": WHOLE // 3},
+    {"b": WHOLE, "c": 0},
+    {"a": 0, "a/x": WHOLE, "b": 1, "b/z": 1},
+    {},
+)
+MIN_RUNTIMES = (0, 0, 5 * MINUTE, HOUR, HOUR, 8 * HOUR)
+SPANS = (0, 0, 1, 999, 15 * SECOND, MINUTE, 5 * MINUTE, 30 * MINUTE, HOUR, 8 * HOUR, DAY, 7 * DAY, 20 * DAY)
+
+
+class History:
+    """What was told so far, and the state that it led to."""
+
+    def __init__(self) -> None:
+        self.state = ClusterState()
+        self.records: list[Record] = []
+        self.effects: list[Effects] = []
+        self.append_ms = 1_000 * DAY
+        #: Every command that was ever issued, by node, in order.
+        self.issued: dict[str, list[Command]] = {}
+        #: Proposals that somebody computed and has not written yet.
+        self.late: list[RoundProposed] = []
+        self.sequences: dict[str, int] = {}
+
+    def tell(self, event: Event | Unreadable) -> Effects:
+        """Append a record and fold it; nothing about the state may be contradictory afterwards."""
+        record = Record(self.state.next_cursor, self.append_ms, event)
+        effects = self.state.apply(record)
+        check(self.state)
+        self.records.append(record)
+        self.effects.append(effects)
+        for command in effects.commands:
+            mine = self.issued.setdefault(command.node, [])
+            if not mine or command_order(mine[-1].command) < command_order(command.command):
+                mine.append(command)
+        return effects
+
+    def settle(self) -> None:
+        """Let an honest scheduler decide until there is nothing left to decide."""
+        while (proposal := decide(self.state)) is not None:
+            self.tell(proposal)
+
+
+def play(moves: Sequence[int]) -> History:
+    """Play a history from its moves."""
+    history = History()
+    for number, name in enumerate(NODES[:3]):
+        history.tell(NodeInventoryReported(node=name, boot="boot-0", pool="h100" if number else "a100", gpus=8))
+    history.tell(_tree(history, TREES[0]))
+    for move in moves:
+        random = Random(move)
+        mover = random.choices(MOVERS, WEIGHTS)[0]
+        mover(history, random)
+    return history
+
+
+def histories(max_size: int = 120) -> st.SearchStrategy[History]:
+    """Histories of up to so many moves; a shorter one that shows the same is found by leaving moves out."""
+    return move_lists(max_size).map(play)
+
+
+def move_lists(max_size: int = 120) -> st.SearchStrategy[list[int]]:
+    """The moves of such histories, for a test that plays them itself."""
+    return st.lists(st.integers(0, 0xFFFFF), max_size=max_size)
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+def _pass_time(history: History, random: Random) -> None:
+    history.append_ms += random.choice(SPANS)
+    if random.random() < 0.5:
+        history.tell(Tick(tick=max(1, history.state.last_tick + random.choice((0, 1, 1, 1, 5)))))
+
+
+def _step_back(history: History, random: Random) -> None:
+    """A new leader of the ledger has a clock that is behind."""
+    history.append_ms = max(0, history.append_ms - random.choice((1, SECOND, HOUR)))
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def _submit(history: History, random: Random) -> None:
+    leaves = [leaf.id for leaf in history.state.budgets.leaves()] or ["nowhere"]
+    min_runtime_ms = random.choice(MIN_RUNTIMES)
+    gpus = random.choice((1, 1, 2, 3, 4, 8, 8, 16))
+    fact = WorkloadSubmitted(
+        workload=random.choice(WORKLOADS),
+        budget=random.choice(leaves) if random.random() < 0.95 else random.choice(("a", "a/x", "nowhere")),
+        pool=random.choice((None, None, *POOLS)),
+        ranks=random.choice((1, 1, 1, 2, 2, 3, 5)),
+        gpus_per_rank=gpus,
+        min_runtime_ms=min_runtime_ms,
+        timeout_ms=random.choice((None, None, 1, MINUTE, 2 * HOUR)),
+        resumable=random.random() < 0.5,
+        priority=random.choice((0, 0, 0, 5, -5)),
+        command=("sleep", "60"),
+    )
+    history.tell(_sourced(history, random, fact, "workloads.v1/0"))
+
+
+def _cancel(history: History, random: Random) -> None:
+    fact = WorkloadCancelled(workload=_some_workload(history, random), reason=random.choice((None, "enough")))
+    history.tell(_sourced(history, random, fact, "workloads.v1/0"))
+
+
+def _reprioritize(history: History, random: Random) -> None:
+    fact = WorkloadReprioritized(workload=_some_workload(history, random), priority=random.choice((-9, 0, 7)))
+    history.tell(_sourced(history, random, fact, "workloads.v1/0"))
+
+
+def _change_tree(history: History, random: Random) -> None:
+    history.tell(_sourced(history, random, _tree(history, random.choice(TREES), random), "control.v1/0"))
+
+
+def _tree(history: History, fractions: dict[str, int], random: Random | None = None) -> BudgetTreeChanged:
+    previous = history.state.budgets.change
+    if random is not None and random.random() < 0.1:
+        previous = random.choice((None, "change-4", "another"))
+    return BudgetTreeChanged(
+        change=f"change-{history.state.next_cursor}",
+        previous=previous,
+        reason="a test",
+        budgets=tuple(BudgetShare(budget=path, fraction_nano=nano) for path, nano in fractions.items()),
+    )
+
+
+def _adopt(history: History, random: Random) -> None:
+    policy = Policy(
+        window_ms=random.choice((8 * HOUR, DAY, 7 * DAY, 7 * DAY, 14 * DAY)),
+        placements_per_round=random.choice((1, 2, 200)),
+        start_deadline_ms=random.choice((MINUTE, 30 * MINUTE)),
+        unallocated_grace_ms=random.choice((0, 10 * SECOND)),
+        finished_kept_ms=random.choice((0, MINUTE, 30 * DAY)),
+        min_runtime_cap_ms=random.choice((2 * HOUR, 8 * HOUR)),
+    )
+    history.tell(_sourced(history, random, PolicyAdopted(policy=policy, reason="a test"), "control.v1/0"))
+
+
+# --- nodes ------------------------------------------------------------------------------------------------------------
+
+
+def _report_node(history: History, random: Random) -> None:
+    """A node says what it is, what it runs and what it has obeyed; now and then it is wrong or has become another."""
+    name = random.choice(NODES)
+    node = history.state.nodes.get(name)
+    if node is None or random.random() < 0.15:
+        pool = random.choice(POOLS)
+        gpus = random.choice((0, 1, 4, 7, 8, 8, 16))
+        domains: tuple[str, ...] = random.choice(((), ("rack-1",), ("rack-1", "chassis-2"), ("rack-0",)))
+    else:
+        pool, gpus, domains = node.pool, node.gpus, node.domains
+    runs: list[HeldRun] = []
+    taken = 0
+    for owners in (node.held, node.orphans) if node is not None else ():
+        for key, mask in sorted(owners.items()):
+            if random.random() < 0.85:
+                runs.append(HeldRun(workload=key[0], attempt=key[1], gpu_mask=mask))
+                taken |= mask
+    if random.random() < 0.3:
+        unknown = random.choice(("ghost", *WORKLOADS[:10]))
+        attempt = random.choice((1, 2, 9))
+        if all((run.workload, run.attempt) != (unknown, attempt) for run in runs):
+            mask = random.randrange(1, 1 << 16) if random.random() < 0.5 else (1 << gpus) - 1 & ~taken
+            live = history.state.workloads.get(unknown)
+            # A node cannot hold an attempt that nobody has made yet.
+            if live is None or attempt < live.attempt:
+                runs.append(HeldRun(workload=unknown, attempt=attempt, gpu_mask=mask))
+    issued = history.issued.get(name)
+    watermark = None
+    if issued and random.random() < 0.8:
+        watermark = (issued[-1] if random.random() < 0.7 else random.choice(issued)).command
+    fact = NodeInventoryReported(
+        node=name,
+        boot=random.choice(("boot-0", "boot-0", "boot-1")),
+        pool=pool,
+        gpus=gpus,
+        domains=domains,
+        runs=tuple(runs),
+        watermark=watermark,
+    )
+    history.tell(_sourced(history, random, fact, f"node-reports.v1/{name}"))
+
+
+def _change_health(history: History, random: Random) -> None:
+    health = random.choice((NodeHealth.HEALTHY, NodeHealth.HEALTHY, NodeHealth.UNHEALTHY, NodeHealth.LOST))
+    history.tell(NodeHealthChanged(node=random.choice(NODES), health=health, reason="a test"))
+
+
+def _accept(history: History, random: Random) -> None:
+    name = random.choice(NODES)
+    issued = history.issued.get(name)
+    command = random.choice(issued).command if issued else "3/1"
+    history.tell(_sourced(history, random, CommandAccepted(node=name, command=command), f"node-reports.v1/{name}"))
+
+
+def _start(history: History, random: Random) -> None:
+    held = _held(history)
+    if not held:
+        return
+    workload, node, attempt = random.choice(held)
+    nodes = [node]
+    run = history.state.workloads[workload].run
+    if random.random() < 0.7 and run is not None:
+        nodes = list(run.held)
+    for name in nodes:
+        fact = RunStarted(node=name, workload=workload, attempt=attempt)
+        history.tell(_sourced(history, random, fact, f"node-reports.v1/{name}"))
+
+
+def _release(history: History, random: Random) -> None:
+    held = _held(history)
+    if not held:
+        return
+    stopping = [item for item in held if history.state.workloads[item[0]].phase is Phase.STOPPING]
+    workload, node, attempt = random.choice(stopping if stopping and random.random() < 0.6 else held)
+    run = history.state.workloads[workload].run
+    nodes = list(run.held) if random.random() < 0.6 and run is not None else [node]
+    outcome = random.choice((*ReleaseOutcome, ReleaseOutcome.SUCCEEDED, ReleaseOutcome.STOPPED))
+    for name in nodes:
+        fact = RunReleased(node=name, workload=workload, attempt=attempt, outcome=outcome)
+        history.tell(_sourced(history, random, fact, f"node-reports.v1/{name}"))
+
+
+def _say_something_stale(history: History, random: Random) -> None:
+    """A report about an attempt that is over, a run that never was, a node nobody knows."""
+    workload = random.choice(("ghost", _some_workload(history, random)))
+    live = history.state.workloads.get(workload)
+    attempt = max(1, (live.attempt if live is not None else 1) - random.choice((0, 1)))
+    node = random.choice(("nobody", *NODES))
+    fact: Event = RunStarted(node=node, workload=workload, attempt=attempt)
+    if random.random() < 0.5:
+        fact = RunReleased(node=node, workload=workload, attempt=attempt, outcome=random.choice(tuple(ReleaseOutcome)))
+    history.tell(fact)
+
+
+def _release_orphans(history: History, random: Random) -> None:
+    orphans = [(node.id, *key) for node in history.state.nodes.values() for key in sorted(node.orphans)]
+    if orphans:
+        node, workload, attempt = random.choice(sorted(orphans))
+        history.tell(RunReleased(node=node, workload=workload, attempt=attempt, outcome=ReleaseOutcome.STOPPED))
+
+
+def _held(history: History) -> list[tuple[str, str, int]]:
+    """Every (workload, node, attempt) that holds GPUs."""
+    return sorted(
+        (workload.id, name, workload.attempt)
+        for workload in history.state.workloads.values()
+        if workload.run is not None
+        for name in workload.run.held
+    )
+
+
+# --- rounds -----------------------------------------------------------------------------------------------------------
+
+
+def _decide(history: History, random: Random) -> None:
+    proposal = decide(history.state)
+    if proposal is None:
+        return
+    if random.random() < 0.2:
+        history.late.append(proposal)
+        return
+    history.tell(proposal)
+    if random.random() < 0.1:
+        history.tell(proposal)
+
+
+def _be_late(history: History, random: Random) -> None:
+    """A paused scheduler wakes up and writes what it decided long ago, perhaps as if for the open round."""
+    if history.late:
+        proposal = history.late.pop(random.randrange(len(history.late)))
+        if random.random() < 0.7:
+            proposal = proposal.model_copy(update={"round": history.state.closed_round + 1})
+        history.tell(proposal)
+
+
+def _propose_badly(history: History, random: Random) -> None:
+    """A scheduler that is mad: seats at random, victims at random, anything the types allow."""
+    state = history.state
+    items: list[ProposedPlacement] = []
+    for _ in range(random.choice((1, 1, 2))):
+        live = sorted(state.workloads)
+        id_ = random.choice(live) if live and random.random() < 0.9 else "ghost"
+        workload = state.workloads.get(id_)
+        names = sorted(state.nodes) + (["nobody"] if random.random() < 0.1 else [])
+        seats = _bad_seats(state, random, workload, names)
+        victims: list[Victim] = []
+        for name in sorted({seat.node for seat in seats}):
+            node = state.nodes.get(name)
+            held = sorted(node.held) if node is not None else []
+            victims.extend(Victim(workload=key[0], attempt=key[1]) for key in held if random.random() < 0.7)
+        if random.random() < 0.2 and live:
+            victims.append(Victim(workload=random.choice((id_, *live)), attempt=random.choice((1, 2))))
+        if random.random() < 0.2 and victims:
+            victims.append(victims[0])
+        attempt = (workload.attempt if workload is not None else 0) + random.choice((1, 1, 1, 1, 2))
+        items.append(ProposedPlacement(workload=id_, attempt=attempt, seats=seats, victims=tuple(victims), shares=()))
+    history.tell(
+        RoundProposed(
+            round=max(1, state.closed_round + random.choice((0, 1, 1, 1, 1, 1, 2))),
+            based_on=state.next_cursor,
+            policy_version=state.policy_version,
+            placements=tuple(items),
+        )
+    )
+
+
+def _bad_seats(state: ClusterState, random: Random, workload: Workload | None, names: list[str]) -> tuple[Seat, ...]:
+    ranks = workload.ranks if workload is not None else 1
+    gpus = workload.gpus_per_rank if workload is not None else 1
+    if random.random() < 0.1:
+        ranks = random.choice((1, ranks + 1))
+    seats: list[Seat] = []
+    used: dict[str, int] = {}
+    for rank in range(ranks):
+        name = random.choice(names) if names else "nobody"
+        node = state.nodes.get(name)
+        room = node.all_mask & ~used.get(name, 0) if node is not None else 0xFF
+        bits = [bit for bit in range(16) if room >> bit & 1]
+        if random.random() < 0.1:
+            bits = list(range(16))
+        if random.random() < 0.6:
+            bits.sort(key=lambda bit: node is not None and not node.free_mask >> bit & 1)
+        else:
+            random.shuffle(bits)
+        mask = sum(1 << bit for bit in bits[:gpus]) if random.random() < 0.95 else random.randrange(1 << 16)
+        used[name] = used.get(name, 0) | mask
+        seats.append(Seat(rank=rank if random.random() < 0.98 else 0, node=name, gpu_mask=mask))
+    return tuple(seats)
+
+
+# --- the machinery ----------------------------------------------------------------------------------------------------
+
+
+def _make_noise(history: History, random: Random) -> None:
+    history.tell(
+        random.choice(
+            (
+                Unreadable("no JSON"),
+                Rejected(code="malformed", reason="field 'x':\tno number\x00", workload="w00"),
+                StateHashed(folded=1, digest="0" * 64, build="0"),
+                ProtocolActivated(protocol=1),
+                LedgerSkipped(cursor=0, reason="a test"),
+            )
+        )
+    )
+
+
+def _repeat(history: History, random: Random) -> None:
+    """Something that was said before is said again, with its old source position or without any."""
+    event = random.choice(history.records).event
+    if isinstance(event, Unreadable | StateHashed):
+        return
+    if random.random() < 0.3:
+        event = event.model_copy(update={"src": None, "seq": None})
+    if isinstance(event, NodeInventoryReported):
+        return  # Its order is kept by its topic; an old one is not a repeat but a lie about what runs there.
+    history.tell(event)
+
+
+def _sourced(history: History, random: Random, fact: Event, src: str) -> Event:
+    """Say where a fact came from, most of the time; now and then with a gap."""
+    if random.random() < 0.3:
+        return fact
+    seq = history.sequences.get(src, -1) + random.choice((1, 1, 1, 1, 1, 1, 1, 3))
+    history.sequences[src] = seq
+    return fact.model_copy(update={"src": src, "seq": seq})
+
+
+def _some_workload(history: History, random: Random) -> str:
+    live = sorted(history.state.workloads)
+    return random.choice(live) if live and random.random() < 0.8 else random.choice(WORKLOADS)
+
+
+Mover = Callable[[History, Random], None]
+
+MOVERS: tuple[Mover, ...]
+WEIGHTS: tuple[int, ...]
+MOVERS, WEIGHTS = zip(
+    (_submit, 24),
+    (_decide, 22),
+    (_start, 12),
+    (_release, 12),
+    (_pass_time, 9),
+    (_report_node, 7),
+    (_change_health, 4),
+    (_accept, 3),
+    (_change_tree, 3),
+    (_adopt, 2),
+    (_cancel, 3),
+    (_reprioritize, 2),
+    (_propose_badly, 5),
+    (_be_late, 2),
+    (_release_orphans, 2),
+    (_say_something_stale, 2),
+    (_repeat, 2),
+    (_make_noise, 1),
+    (_step_back, 1),
+    strict=True,
+)
+
+__all__ = ["NODES", "TREES", "WORKLOADS", "History", "Place", "Stop", "histories", "move_lists", "play"]
