@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from streamsched.errors import UnsupportedVersionError
+from streamsched.errors import WireError
 from streamsched.model.commands import Effects
 from streamsched.model.events import LedgerSkipped, Record, Unreadable
 from streamsched.model.ledger import Entry, Ledger
@@ -47,7 +47,7 @@ async def fold(
 
     Raises:
         ReplayDivergenceError: A recorded digest is not the digest of this fold.
-        UnsupportedVersionError: A record was written by a newer streamsched.
+        WireError: A record was written by a newer streamsched.
         LedgerError: The ledger is not whole.
     """
     state = state or ClusterState()
@@ -79,7 +79,7 @@ async def skipped_cursors(ledger: Ledger) -> frozenset[int]:
                 continue
             try:
                 event = codec.read(entry).event
-            except UnsupportedVersionError:
+            except WireError:
                 continue  # Perhaps one that is skipped itself; if not, the fold stops there and says so.
             if isinstance(event, LedgerSkipped):
                 skipped.add(event.cursor)
