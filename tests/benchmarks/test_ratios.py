@@ -1,0 +1,29 @@
+"""Does the core keep what it promises of its speed, as far as a test can say on a machine that others use too?
+
+Only ratios within one run, of process time measured in turns. `make bench` has the numbers.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from tests.benchmarks.core import APPLY_RATE_MIN, BACKLOG_RATIO_MAX, fold_against_decoding, submissions_against_backlog
+from tests.benchmarks.histories import philly_history
+from tests.benchmarks.measuring import median_ratio
+
+
+def test_a_record_is_folded_about_as_fast_as_it_is_read() -> None:
+    """A replay takes a few times as long as decoding. Half of the promise, since a busy machine's caches are shared."""
+    decoding, applying = fold_against_decoding(philly_history(jobs=400), rounds=7)
+
+    assert median_ratio(decoding, applying) >= APPLY_RATE_MIN.value / 2
+
+
+@pytest.mark.parametrize("fits", [False, True])
+def test_a_submission_costs_no_more_when_more_work_waits(fits: bool) -> None:
+    """Ten times as many waiting, and a new submission is decided as fast, whether it can be placed or must wait."""
+    few, many = submissions_against_backlog(fits=fits, rounds=60)
+
+    assert statistics.median(many) <= BACKLOG_RATIO_MAX.value * statistics.median(few)
