@@ -52,7 +52,7 @@ DEAD_LETTERS_TOPIC = "dead-letters.v1"
 #: ``EX_CONFIG``: wrong before anything was started; starting again does not help.
 EXIT_CONFIGURATION = 78
 #: Faust can hang when it is stopped while it joins its group. What is in hand then comes again, so it may be cut off.
-STOP_GRACE_SECONDS = 10.0
+STOP_GRACE_SECONDS = 6.0
 
 _log = structlog.get_logger(__name__)
 
