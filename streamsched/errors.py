@@ -110,12 +110,11 @@ class RequestError(StreamschedError):
 
     Attributes:
         code: A word from a closed list, for programs.
-        field: The field at fault, where there is one.
     """
 
-    def __init__(self, code: str, reason: str, *, field: str | None = None) -> None:
+    def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
-        self.code, self.reason, self.field = code, reason, field
+        self.code, self.reason = code, reason
 
 
 class UnreachableError(StreamschedError):

@@ -182,7 +182,8 @@ def _story(answer: Explanation) -> RenderableType:
 
 
 def _standings(job: Job, verdict: Verdict) -> RenderableType:
-    table = _table("  its turn, level by level", ">used", ">+ ahead", ">/ due GPU-h", ">= ratio", ">place")
+    used = ">used" if job.allocated else ">unallocated"
+    table = _table("  its turn, level by level", used, ">+ ahead", ">/ due GPU-h", ">= ratio", ">place")
     for level in verdict.standings:
         spent = level.charged_gpu_ms + level.committed_gpu_ms
         table.add_row(

@@ -201,9 +201,7 @@ class AsyncClient:
         url = URL(self._origin + exchange.target, encoded=True)
         body = None if exchange.body is None else io.BytesIO(exchange.body)
         try:
-            async with self._session.request(
-                exchange.method, url, data=body, headers=exchange.headers
-            ) as response:
+            async with self._session.request(exchange.method, url, data=body, headers=exchange.headers) as response:
                 return exchange.read(response.status, await response.read())
         except (aiohttp.ClientError, TimeoutError) as error:
             raise _unreachable(self.url, error) from error

@@ -178,7 +178,8 @@ def _what_was_said(workload: str, event: Event, before: _Moment, after: _Moment,
         case RoundProposed():
             return _decision(workload, event, after, state)
         case RunStarted() if event.workload == workload:
-            return f"its ranks on {event.node} run ({after.started_on} of {after.nodes} nodes)"
+            of_many = f" ({after.started_on} of {after.nodes} nodes)" if after.nodes > 1 else ""
+            return f"its ranks on {event.node} run{of_many}"
         case RunReleased() if event.workload == workload:
             code = f" with exit code {event.exit_code}" if event.exit_code is not None else ""
             detail = f" ({event.detail})" if event.detail else ""
@@ -226,9 +227,9 @@ def _what_follows(workload: str, before: _Moment, after: _Moment, state: Cluster
         case Phase.PLANNED:
             return f"attempt {after.attempt} is planned"
         case Phase.BOUND:
-            return f"attempt {after.attempt} is placed on {after.nodes} node{'s' * (after.nodes != 1)}"
+            return f"attempt {after.attempt} is placed" + (f" on {after.nodes} nodes" if after.nodes > 1 else "")
         case Phase.RUNNING:
-            return _protection(live, state)
+            return _protection(live, after.nodes, state)
         case Phase.STOPPING:
             return _stop(live)
         case None:
@@ -238,11 +239,12 @@ def _what_follows(workload: str, before: _Moment, after: _Moment, state: Cluster
             return _ENDS[ended] + (f": {why}" if why else "")
 
 
-def _protection(live: Workload | None, state: ClusterState) -> str:
+def _protection(live: Workload | None, nodes: int, state: ClusterState) -> str:
+    runs = "the whole gang runs" if nodes > 1 else ""
     run = live.run if live is not None else None
     if run is None or run.protected_until_ms is None or run.protected_until_ms <= state.now_ms:
-        return "the whole gang runs"
-    return f"the whole gang runs, protected until {format_instant(run.protected_until_ms)}"
+        return runs
+    return f"{runs}{', ' if runs else ''}protected until {format_instant(run.protected_until_ms)}"
 
 
 def _stop(live: Workload | None) -> str:

@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from streamsched.embedded.endpoints import BODY_BYTES_MAX, application
 from streamsched.embedded.engine import Engine
 from streamsched.ledgers.memory import MemoryLedger
-from streamsched.model.events import Event
+from streamsched.model.events import BudgetTreeChanged, Event
 from tests import stories
 
 Service = TestClient[Any, Any]
@@ -39,7 +39,8 @@ async def ledger() -> MemoryLedger:
 async def engine(ledger: MemoryLedger) -> AsyncIterator[Engine]:
     """A cluster of two nodes and the budgets a and b, live."""
     engine = await Engine.recover(ledger, lambda _commands: None, clock=lambda: 1_000)
-    for event in (*stories.nodes(2), stories.budgets(a=0.5, b=0.5)):
+    events: list[Event] = [*stories.nodes(2), stories.budgets(a=0.5, b=0.5)]
+    for event in events:
         await engine.report(event)
     running = asyncio.ensure_future(engine.run())
     yield engine
@@ -51,6 +52,11 @@ async def engine(ledger: MemoryLedger) -> AsyncIterator[Engine]:
 async def service(engine: Engine) -> AsyncIterator[Service]:
     async with TestClient(TestServer(application(engine, hosts=frozenset({"127.0.0.1"})))) as client:
         yield client
+
+
+def tree(change: str, fraction: float) -> BudgetTreeChanged:
+    """Another fraction for a, as a change made on the first tree."""
+    return stories.budgets(change, "b1", a=fraction)
 
 
 async def submit(service: Service, **fields: Any) -> tuple[int, Any]:
@@ -213,14 +219,12 @@ async def test_budgets_are_changed_on_the_tree_that_was_read(service: Service, e
         response = await service.post("/v1/events", json=event.model_dump(exclude_none=True))
         return response.status, await response.json()
 
-    assert (await change(stories.budgets("b2", previous="b1", a=0.25)))[0] == 200
-    status, receipt = await change(stories.budgets("b3", previous="b1", a=0.75))
+    assert (await change(tree("b2", 0.25)))[0] == 200
+    status, receipt = await change(tree("b3", 0.75))
     assert (status, receipt["status"]) == (409, "rejected")
     assert "'b2'" in receipt["reason"]
-    assert (await change(stories.budgets("b2", previous="b1", a=0.25)))[0] == 200
-    tree = engine.state.budgets.get("a")
-    assert tree is not None
-    assert tree.fraction_nano == 250_000_000
+    assert (await change(tree("b2", 0.25)))[0] == 200
+    assert engine.state.budgets.by_id["a"].fraction_nano == 250_000_000
 
 
 async def test_a_policy_is_adopted(service: Service, engine: Engine) -> None:

@@ -78,7 +78,7 @@ async def test_a_preemption_names_the_beneficiary_and_its_standing() -> None:
     assert victim[-1][2] == "Node n1 gave its GPUs back: stopped; back in the queue."
     assert [line[1] for line in urgent] == ["queued", "planned", "bound"]
     assert "once victim left" in urgent[1][2]
-    assert urgent[2][2] == "Its GPUs on n1 are free, since victim has left; attempt 1 is placed on 1 node."
+    assert urgent[2][2] == "Its GPUs on n1 are free, since victim has left; attempt 1 is placed."
 
 
 async def test_a_rejection_says_why() -> None:
