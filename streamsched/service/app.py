@@ -204,30 +204,38 @@ class _Shell:
 
     async def build(self, role: Role, started: AsyncExitStack) -> AppT:
         """Return the Faust app of one role, to be started; `started` gets what stops it."""
-        prefix = self._settings.topic_prefix
         match role:
             case Role.INTAKE:
-                app = self._app("intake", started)
-                intake = Intake(self._ledger, self._dead_letters, self._metrics, topic_prefix=prefix)
-                attach_intake(app, intake, topic_prefix=prefix)
-                self._keep_running(intake.run(), started)
-                started.push_async_callback(commit_safe, app, intake)
-                started.push_async_callback(intake.drain)
+                return self._build_intake(started)
             case Role.HEALTH:
-                app = self._app("health", started, tables_like=HEALTH_TOPIC)
-                HealthAgent(
-                    app,
-                    self._ledger,
-                    self._dead_letters,
-                    self._metrics,
-                    topic_prefix=prefix,
-                    lease_ms=self._settings.lease_ms,
-                )
+                return self._build_health(started)
             case Role.SCHEDULER:
-                app = await self._build_scheduler(started)
+                return await self._build_scheduler(started)
             case Role.VIEWS:
                 app = self._app("views", started, tables_like=USAGE_TOPIC)
-                attach_views(app, topic_prefix=prefix)
+                attach_views(app, topic_prefix=self._settings.topic_prefix)
+                return app
+
+    def _build_intake(self, started: AsyncExitStack) -> AppT:
+        app = self._app("intake", started)
+        prefix = self._settings.topic_prefix
+        intake = Intake(self._ledger, self._dead_letters, self._metrics, topic_prefix=prefix)
+        attach_intake(app, intake, topic_prefix=prefix)
+        self._keep_running(intake.run(), started)
+        started.push_async_callback(commit_safe, app, intake)
+        started.push_async_callback(intake.drain)
+        return app
+
+    def _build_health(self, started: AsyncExitStack) -> AppT:
+        app = self._app("health", started, tables_like=HEALTH_TOPIC)
+        HealthAgent(
+            app,
+            self._ledger,
+            self._dead_letters,
+            self._metrics,
+            topic_prefix=self._settings.topic_prefix,
+            lease_ms=self._settings.lease_ms,
+        )
         return app
 
     async def _build_scheduler(self, started: AsyncExitStack) -> AppT:

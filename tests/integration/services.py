@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
@@ -24,6 +24,8 @@ from streamsched.service import topic_administration
 from streamsched.state.cluster import ClusterState
 from streamsched.state.invariants import check
 from streamsched.wire import codec
+
+T = TypeVar("T")
 
 _SERVE = (
     "import sys; from streamsched.service.app import serve; from streamsched.service.settings import load_settings; "
@@ -79,10 +81,12 @@ class Process:
     async def exit_code(self, patience_seconds: float = PATIENCE_SECONDS) -> int:
         """Wait for its end."""
 
-        async def ended() -> int | None:
-            return self.popen.poll()
+        async def ended() -> tuple[int] | None:
+            code = self.popen.poll()
+            return None if code is None else (code,)
 
-        return await eventually(ended, f"the end of {self.log.stem}", patience_seconds, is_value=True)
+        (code,) = await eventually(ended, f"the end of {self.log.stem}", patience_seconds)
+        return code
 
     def kill(self) -> None:
         """End it at once (SIGKILL)."""
@@ -224,22 +228,16 @@ def deployed(bootstrap: str, directory: Path) -> Iterator[Deployment]:
 
 
 async def eventually(
-    ask: Callable[[], Awaitable[Any]],
-    what: str,
-    patience_seconds: float = PATIENCE_SECONDS,
-    *,
-    is_value: bool = False,
-) -> Any:
-    """Ask until the answer is true, or with `is_value` not None; return it."""
+    ask: Callable[[], Awaitable[T | None]], what: str, patience_seconds: float = PATIENCE_SECONDS
+) -> T:
+    """Ask until the answer is true, and return it."""
     deadline = time.monotonic() + patience_seconds
     while True:
         answer = await ask()
-        if answer is not None if is_value else answer:
+        if answer:
             return answer
         if time.monotonic() > deadline:
-            raise TimeoutError(
-                f"waited {patience_seconds:.0f} s in vain for {what}; the last answer was {answer!r:.500}"
-            )
+            raise TimeoutError(f"waited {patience_seconds:.0f} s in vain for {what}")
         await asyncio.sleep(0.1)
 
 

@@ -73,10 +73,10 @@ async def submit(deployment: Deployment, first: int, last: int) -> None:
 async def until_finished(deployment: Deployment, state: ClusterState, count: int, patience_seconds: float) -> None:
     """Wait until `count` workloads have come to their end."""
 
-    async def finished() -> int | None:
+    async def finished() -> bool:
         with suppress(LedgerError):  # While the broker is away.
             await deployment.fold(state)
-        return len(state.finished) if len(state.finished) >= count else None
+        return len(state.finished) >= count
 
     await eventually(finished, f"{count} finished workloads", patience_seconds)
 
