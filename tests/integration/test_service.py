@@ -37,13 +37,18 @@ async def folded(deployment: Deployment, count: int) -> ClusterState:
     return state
 
 
+async def fund(deployment: Deployment) -> None:
+    """Let team ``a`` have everything. Topics have no order between them, so wait until the ledger has it."""
+    await deployment.tell("control.v1", [("default", budgets(a=1.0))])
+    await folded(deployment, 1)
+
+
 async def test_every_source_record_gives_one_ledger_record(deployment: Deployment) -> None:
     """Requests of all three topics reach the ledger whole, each stamped with where it came from."""
     await deployment.apply_topics()
     service = deployment.serve("intake")
-    await service.has_logged("running")
 
-    await deployment.tell("control.v1", [("default", budgets(a=1.0))])
+    await fund(deployment)
     await deployment.tell("node-reports.v1", [("n1", node("n1"))])
     where = await deployment.tell("workloads.v1", [(f"w{i}", submitted(f"w{i}")) for i in range(500)])
     state = await folded(deployment, 502)
@@ -61,8 +66,8 @@ async def test_every_source_record_gives_one_ledger_record(deployment: Deploymen
 async def test_nothing_is_lost_when_intake_is_killed(deployment: Deployment) -> None:
     """Killed in mid-stream and started again, intake repeats some records and leaves none out."""
     await deployment.apply_topics()
-    await deployment.tell("control.v1", [("default", budgets(a=1.0))])
     first = deployment.serve("intake")
+    await fund(deployment)
     await deployment.tell("workloads.v1", [(f"w{i}", submitted(f"w{i}")) for i in range(10_000)])
 
     async def under_way() -> bool:
@@ -82,9 +87,8 @@ async def test_nothing_is_lost_when_intake_is_killed(deployment: Deployment) -> 
 async def test_a_second_intake_takes_over_partitions(deployment: Deployment) -> None:
     """A worker that joins and one that leaves repeat records at most."""
     await deployment.apply_topics()
-    await deployment.tell("control.v1", [("default", budgets(a=1.0))])
     first = deployment.serve("intake")
-    await first.has_logged("running")
+    await fund(deployment)
     await deployment.tell("workloads.v1", [(f"w{i}", submitted(f"w{i}")) for i in range(6_000)])
     second = deployment.serve("intake", replica="b")
     await second.has_logged("running")
@@ -101,7 +105,8 @@ async def test_a_second_intake_takes_over_partitions(deployment: Deployment) -> 
 async def test_a_record_that_is_no_event_is_a_dead_letter(deployment: Deployment) -> None:
     """Its bytes are kept with where it came from and why, a `Rejected` takes its place, and the next one flows."""
     await deployment.apply_topics()
-    await deployment.tell("control.v1", [("default", budgets(a=1.0))])
+    service = deployment.serve("intake")
+    await fund(deployment)
     newer = json.dumps({"type": "workload_submitted", "v": 99, "workload": "w9"}).encode()
     poison: list[bytes | None] = [
         b"{",
@@ -114,7 +119,6 @@ async def test_a_record_that_is_no_event_is_a_dead_letter(deployment: Deployment
     ]
     where = await deployment.send("workloads.v1", [("k", value) for value in poison])
     await deployment.tell("workloads.v1", [("k", submitted("good"))])
-    service = deployment.serve("intake")
 
     state = await folded(deployment, len(poison) + 2)
 

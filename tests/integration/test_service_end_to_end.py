@@ -47,6 +47,13 @@ async def start_everything(deployment: Deployment) -> tuple[list[Process], list[
     )
     for process in (*schedulers, rest[0]):
         await process.has_logged("running")
+    state = ClusterState()
+
+    async def ready() -> bool:
+        await deployment.fold(state)
+        return state.policy_version == 1 and len(state.nodes) == len(NODES)
+
+    await eventually(ready, "the policy and the nodes in the ledger")
     return schedulers, rest
 
 
