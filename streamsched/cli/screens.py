@@ -1,10 +1,11 @@
 """Answers as text: tables, the tree of shares, and one workload on one screen.
 
-On a terminal, tables fit its width; into a file or a pipe they are never cut, and carry no colour.
+Nothing is ever cut: people copy ids from tables, and programs read them. Into a file or a pipe there is no colour.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 
@@ -22,6 +23,8 @@ from streamsched.state.workloads import Phase
 
 #: Wide enough that no line of a table is ever cut where no terminal limits it.
 _UNCUT = 10_000
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+_PADDING = re.compile(r"(?: |\x1b\[[0-9;]*m)+$")
 #: So many lines of a story fit on one screen with the rest.
 STORY_LINES = 20
 
@@ -40,28 +43,31 @@ _PHASE_STYLES = {
 _HEALTH_STYLES = {NodeHealth.HEALTHY: "green", NodeHealth.UNHEALTHY: "yellow", NodeHealth.LOST: "red"}
 
 
-def show(screen: RenderableType) -> None:
-    """Print to standard output."""
-    out = console()
-    if out.is_terminal:
-        out.print(screen)
-        return
+def show(screen: RenderableType, *, wraps: bool = False) -> None:
+    """Print to standard output.
+
+    Args:
+        screen: What to print.
+        wraps: Fold long lines at the width of the terminal. Lists are not folded and never cut, since people copy ids
+            from them.
+    """
+    out = console(wraps=wraps)
     with out.capture() as text:
         out.print(screen)
-    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in text.get().splitlines()))
+    sys.stdout.write("".join(f"{_without_padding(line)}\n" for line in text.get().splitlines()))
 
 
-def console(*, stderr: bool = False) -> Console:
+def console(*, stderr: bool = False, wraps: bool = True) -> Console:
     """Return a console that takes all text as it is: ids and reasons come from outside, and are no markup."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(
-        file=stream,
-        width=None if stream.isatty() else _UNCUT,
-        markup=False,
-        highlight=False,
-        emoji=False,
-        soft_wrap=False,
-    )
+    width = None if wraps and stream.isatty() else _UNCUT
+    return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
+
+
+def _without_padding(line: str) -> str:
+    """Return a line without the spaces at its end, and with the colours that end there."""
+    end = _PADDING.search(line)
+    return line if end is None else line[: end.start()] + "".join(_ESCAPE.findall(end[0]))
 
 
 def show_json(answer: BaseModel) -> None:
@@ -74,29 +80,34 @@ def show_json(answer: BaseModel) -> None:
 
 def jobs(answer: Jobs) -> RenderableType:
     """Return workloads as a table."""
-    table = _table("workload", "phase", "budget", ">GPUs", "pool", "time", ">try", "since", "until", "where or why")
-    for job in answer.jobs:
-        table.add_row(
-            job.workload,
-            Text(job.phase, _PHASE_STYLES.get(job.phase, "")),
-            job.budget or "",
-            "" if job.gpus is None else str(job.gpus),
-            job.pool or "",
-            "" if job.allocated is None else _contract(job),
-            str(job.attempt),
-            _clock(_since(job)),
-            _until(job, answer.at_ms),
-            job.reason or _some(job.nodes),
-        )
+    table = _table(
+        ("workload", "phase", "budget", ">GPUs", "pool", "time", ">try", "since", "protected", "where or why"),
+        [
+            (
+                job.workload,
+                Text(job.phase, _PHASE_STYLES.get(job.phase, "")),
+                job.budget or "",
+                "" if job.gpus is None else str(job.gpus),
+                job.pool or "",
+                "" if job.allocated is None else _contract(job),
+                str(job.attempt),
+                _clock(_since(job), answer.at_ms),
+                _protected(job, answer.at_ms),
+                job.reason or _some(job.nodes),
+            )
+            for job in answer.jobs
+        ],
+    )
     shown = f"{len(answer.jobs)} of {answer.matching}" if len(answer.jobs) < answer.matching else str(len(answer.jobs))
     return Group(table, _as_of(answer, f"{shown} workload{'s' * (answer.matching != 1)}"))
 
 
 def nodes(answer: Nodes) -> RenderableType:
     """Return machines as a table."""
-    table = _table("node", "pool", "health", ">GPUs", ">free", "held by")
-    for node in answer.nodes:
-        table.add_row(node.node, node.pool, _health(node), str(node.gpus), str(node.free), _held(node))
+    table = _table(
+        ("node", "pool", "health", ">GPUs", ">free", "held by"),
+        [(node.node, node.pool, _health(node), str(node.gpus), str(node.free), _held(node)) for node in answer.nodes],
+    )
     total, free = sum(node.gpus for node in answer.nodes), sum(node.free for node in answer.nodes)
     return Group(table, _as_of(answer, f"{len(answer.nodes)} nodes, {free} of {total} GPUs free"))
 
@@ -104,25 +115,29 @@ def nodes(answer: Nodes) -> RenderableType:
 def shares(answer: Shares) -> RenderableType:
     """Return the budget tree as a table, children indented below their parent."""
     due, now = (">of parent", ">of cluster", ">due GPU-h"), (">ratio", ">free GPU-h", ">GPUs now", ">waiting")
-    table = _table("budget", *due, ">used GPU-h", ">ahead", *now)
-    for share in answer.shares:
-        name = share.budget.rpartition("/")[2] or "(cluster)"
-        table.add_row(
-            "  " * share.depth + name,
-            _percent(share.of_parent),
-            _percent(share.of_cluster),
-            _hours(share.entitled_gpu_ms),
-            _hours(share.charged_gpu_ms),
-            _hours(share.committed_gpu_ms),
-            _ratio(share),
-            _hours(share.unallocated_gpu_ms),
-            f"{share.allocated_gpus}+{share.unallocated_gpus}",
-            str(share.queued_gpus),
-        )
+    table = _table(
+        ("budget", *due, ">used GPU-h", ">ahead", *now),
+        [
+            (
+                "  " * share.depth + (share.budget.rpartition("/")[2] or "(cluster)"),
+                _percent(share.of_parent),
+                _percent(share.of_cluster),
+                _hours(share.entitled_gpu_ms),
+                _hours(share.charged_gpu_ms),
+                _hours(share.committed_gpu_ms),
+                _ratio(share),
+                _hours(share.unallocated_gpu_ms),
+                f"{share.allocated_gpus}+{share.unallocated_gpus}",
+                str(share.queued_gpus),
+            )
+            for share in answer.shares
+        ],
+    )
     window = format_duration(answer.window_ms)
     legend = Text(
-        f"Over the last {window}: ratio = (used + ahead) / due; below 1, time is owed. ahead = protected time still to "
-        "come; free = unallocated time, charged to nobody; GPUs now = allocated + unallocated.",
+        f"Over the last {window}: ratio = (used + ahead) / due; below 1, time is owed.\n"
+        "ahead = protected time still to come; free = unallocated time, charged to nobody; "
+        "GPUs now = allocated + unallocated.",
         "dim",
     )
     return Group(table, legend, _as_of(answer, f"{answer.capacity_gpus} GPUs can be scheduled"))
@@ -183,17 +198,20 @@ def _story(answer: Explanation) -> RenderableType:
 
 def _standings(job: Job, verdict: Verdict) -> RenderableType:
     used = ">used" if job.allocated else ">unallocated"
-    table = _table("  its turn, level by level", used, ">+ ahead", ">/ due GPU-h", ">= ratio", ">place")
+    rows = []
     for level in verdict.standings:
         spent = level.charged_gpu_ms + level.committed_gpu_ms
-        table.add_row(
-            f"  {level.budget}",
-            _hours(level.charged_gpu_ms),
-            _hours(level.committed_gpu_ms),
-            _hours(level.entitled_gpu_ms),
-            f"{spent / level.entitled_gpu_ms:.4f}" if level.entitled_gpu_ms else "none due",
-            _place(level),
+        rows.append(
+            (
+                f"  {level.budget}",
+                _hours(level.charged_gpu_ms),
+                _hours(level.committed_gpu_ms),
+                _hours(level.entitled_gpu_ms),
+                f"{spent / level.entitled_gpu_ms:.4f}" if level.entitled_gpu_ms else "none due",
+                _place(level),
+            )
         )
+    table = _table(("  its turn, level by level", used, ">+ ahead", ">/ due GPU-h", ">= ratio", ">place"), rows)
     if verdict.ahead_in_leaf is None:
         return table
     return Group(table, Text(f"  {verdict.ahead_in_leaf} of {job.budget} go before it."))
@@ -258,11 +276,18 @@ def replay(account: Audit, summary: Summary) -> RenderableType:
 # --- small things -----------------------------------------------------------------------------------------------------
 
 
-def _table(*columns: str) -> Table:
-    """Return a table without lines; a column whose name begins with ``>`` is set to the right."""
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
+    """Return a table without lines, and without the columns that are empty throughout.
+
+    A column whose name begins with ``>`` is set to the right.
+    """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left", no_wrap=True)
+    kept = [index for index in range(len(columns)) if not rows or any(row[index] for row in rows)]
+    for index in kept:
+        name = columns[index]
+        table.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(row[index] for index in kept))
     return table
 
 
@@ -288,13 +313,17 @@ def _since(job: Job) -> int | None:
             return job.ended_ms
 
 
-def _until(job: Job, now_ms: int) -> str:
-    protected = job.protected_until_ms
-    return f"protected {_clock(protected)}" if protected is not None and protected > now_ms else ""
+def _protected(job: Job, now_ms: int) -> str:
+    until = job.protected_until_ms
+    return f"until {_clock(until, now_ms)}" if until is not None and until > now_ms else ""
 
 
-def _clock(ms: int | None) -> str:
-    return "" if ms is None else format_instant(ms)
+def _clock(ms: int | None, now_ms: int) -> str:
+    """Return a time in UTC; without its date when that is today's."""
+    if ms is None:
+        return ""
+    date, _, time = format_instant(ms).partition("T")
+    return time if format_instant(now_ms).startswith(date) else f"{date}T{time}"
 
 
 def _held(node: Machine) -> str:

@@ -328,7 +328,7 @@ def explain(
     from streamsched.cli import screens
 
     answer = _place(source, at).explain(workload)
-    _answer(answer, screens.explanation(answer), as_json)
+    _answer(answer, screens.explanation(answer), as_json, wraps=True)
 
 
 @app.command(rich_help_panel=_ASK)
@@ -430,7 +430,7 @@ def replay(
 
     with folding() as progress:
         result = asyncio.run(replayed(ledger, _moment(at), progress))
-    _answer(result, screens.replay(result.audit, result.state), as_json)
+    _answer(result, screens.replay(result.audit, result.state), as_json, wraps=True)
     if not result.audit.is_whole:
         raise typer.Exit(exits.NEGATIVE)
 
@@ -534,13 +534,13 @@ def _node_specs(texts: list[str], pool: str, prefix: str) -> tuple[NodeSpec, ...
     return parse_fleets(texts, pool, prefix)
 
 
-def _answer(answer: BaseModel, screen: RenderableType, as_json: bool) -> None:
+def _answer(answer: BaseModel, screen: RenderableType, as_json: bool, *, wraps: bool = False) -> None:
     from streamsched.cli import screens
 
     if as_json:
         screens.show_json(answer)
     else:
-        screens.show(screen)
+        screens.show(screen, wraps=wraps)
 
 
 def _settled(receipt: Receipt, what: str, as_json: bool) -> None:

@@ -1,0 +1,154 @@
+"""What people type: budgets, nodes, moments and durations; each mistake is named with its remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+
+from streamsched.cli.budget_files import parse_budgets, read_budgets
+from streamsched.cli.fleets import parse_fleets
+from streamsched.cli.moments import Moment, duration_ms, parse_moment
+from streamsched.errors import RequestError
+from streamsched.model.events import BudgetShare
+
+TOML = """
+product = "40%"
+
+[research]
+fraction = "60%"
+llama = "1/2"
+vision = 0.35
+
+[research.small]
+fraction = 0.15
+probes = 1
+"""
+
+TREE = {
+    "product": 400_000_000,
+    "research": 600_000_000,
+    "research/llama": 500_000_000,
+    "research/vision": 350_000_000,
+    "research/small": 150_000_000,
+    "research/small/probes": 1_000_000_000,
+}
+
+
+def by_name(shares: tuple[BudgetShare, ...]) -> dict[str, int]:
+    return {share.budget: share.fraction_nano for share in shares}
+
+
+def test_a_tree_is_read_from_toml(tmp_path: Path) -> None:
+    """Percents, fractions and decimals, exactly: 0.35 and 0.15 are what they say."""
+    file = tmp_path / "budgets.toml"
+    file.write_text(TOML)
+
+    assert by_name(read_budgets(file)) == TREE
+
+
+def test_a_tree_is_read_from_json(tmp_path: Path) -> None:
+    """The same shape."""
+    file = tmp_path / "budgets.json"
+    file.write_text('{"a": 0.1, "b": {"fraction": "9/10", "c": 1}}')
+
+    assert by_name(read_budgets(file)) == {"a": 100_000_000, "b": 900_000_000, "b/c": 1_000_000_000}
+
+
+def test_a_tree_is_read_from_options() -> None:
+    """Parents before children."""
+    assert by_name(parse_budgets(["a=60%", "a/b=1/2"])) == {"a": 600_000_000, "a/b": 500_000_000}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "names no budget"),
+        ("a = ", "neither TOML nor JSON"),
+        ('a = "120%"', "outside 0 to 1"),
+        ('a = "much"', "'much' is no fraction"),
+        ("a = true", "holds True"),
+        ("a = [1]", "budget 'a' holds"),
+        ("[a]\nb = 1", "budget 'a' has children and no fraction"),
+        ('"a b" = 1', "'a b' is no name of a budget"),
+        ('a = "60%"\nb = "60%"', "lower their fractions"),
+    ],
+)
+def test_a_wrong_tree_is_told(tmp_path: Path, text: str, words: str) -> None:
+    """Naming the file and the place."""
+    file = tmp_path / "budgets.toml"
+    file.write_text(text)
+
+    with pytest.raises(RequestError) as refused:
+        read_budgets(file)
+
+    assert words in str(refused.value)
+    assert "budgets.toml" in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    """With what was looked for."""
+    with pytest.raises(RequestError, match="nowhere"):
+        read_budgets(tmp_path / "nowhere.toml")
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (["a"], "write NAME=FRACTION"),
+        (["a=2"], "outside 0 to 1"),
+        (["a/b=1"], "parent"),
+        (["a=1", "a=1"], "named twice"),
+    ],
+)
+def test_wrong_budget_options_are_told(texts: list[str], words: str) -> None:
+    """As the file's mistakes are."""
+    with pytest.raises(RequestError, match=words):
+        parse_budgets(texts)
+
+
+def test_nodes_are_numbered_across_kinds() -> None:
+    """Two of one kind and one of another."""
+    specs = parse_fleets(["2x8", "1x4:a100"], "h100", "node")
+
+    assert [(spec.node, spec.pool, spec.gpus) for spec in specs] == [
+        ("node-1", "h100", 8),
+        ("node-2", "h100", 8),
+        ("node-3", "a100", 4),
+    ]
+
+
+@pytest.mark.parametrize("text", ["8", "x8", "0x8", "4x0", "4x17", "4x8:", "4x8:no pool", "-1x8", "4*8"])
+def test_nodes_that_are_none_are_told(text: str) -> None:
+    """With the form that would be right."""
+    with pytest.raises(RequestError, match="write"):
+        parse_fleets([text], "gpu", "node")
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("0", Moment(cursor=0)),
+        ("4711", Moment(cursor=4711)),
+        ("1970-01-01T00:00:01Z", Moment(at_ms=1_000)),
+        ("1970-01-01T01:00:01+01:00", Moment(at_ms=1_000)),
+    ],
+)
+def test_a_moment_is_a_cursor_or_a_time(text: str, moment: Moment) -> None:
+    """Times carry their offset, so that nobody's zone is guessed."""
+    assert parse_moment(text) == moment
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "-1", "2026-11-30T09:00:00", "2026-11-30", "4711.5"])
+def test_a_moment_that_is_none_is_told(text: str) -> None:
+    """With both forms."""
+    with pytest.raises(typer.BadParameter, match="4711"):
+        parse_moment(text)
+
+
+def test_durations_are_milliseconds() -> None:
+    """And a bare 0 needs no unit."""
+    assert (duration_ms("0"), duration_ms("1h30m"), duration_ms("250ms")) == (0, 5_400_000, 250)
+    with pytest.raises(typer.BadParameter, match="30m"):
+        duration_ms("30")

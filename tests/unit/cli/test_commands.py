@@ -1,0 +1,251 @@
+"""The commands on a recorded ledger: what they print, as text and as JSON, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from streamsched import __version__
+from streamsched.cli.tree import app
+from streamsched.ledgers.sqlite import SqliteLedger
+from streamsched.model.events import Unreadable
+from streamsched.model.quantities import HOUR, MINUTE
+from streamsched.state.snapshot import digest
+from streamsched.wire import codec
+from tests import stories
+from tests.stories import Story, budgets, submitted
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def run() -> Run:
+    """Runs a command; gives its result, with `.exit_code`, `.stdout` and `.stderr`."""
+    runner = CliRunner(env={"STREAMSCHED_FROM": None, "NO_COLOR": "1"})
+    return lambda *arguments: runner.invoke(app, [str(argument) for argument in arguments], prog_name="streamsched")
+
+
+def a_day() -> Story:
+    """Two nodes; a gang that runs, and one that waits for it."""
+    story = Story(*stories.nodes(2), budgets(a=0.6, b=0.4))
+    story.at(1 * MINUTE).tell(submitted("llama", ranks=2, actor="ada"))
+    story.round()
+    story.at(2 * MINUTE).start("llama")
+    story.at(1 * HOUR).tell(submitted("wide", budget="b", ranks=2))
+    return story
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    """The day in an SQLite file."""
+    return written(tmp_path / "day.sqlite", a_day())
+
+
+def written(file: Path, story: Story) -> Path:
+    """Put a story into an SQLite file."""
+
+    async def write() -> None:
+        now_ms = 0
+        ledger = await SqliteLedger.open(file, clock=lambda: now_ms)
+        for record in story.records:
+            assert not isinstance(record.event, Unreadable)
+            now_ms = record.append_ms
+            await ledger.append(codec.encode(record.event))
+        await ledger.close()
+
+    asyncio.run(write())
+    return file
+
+
+def test_jobs(run: Run, ledger: Path) -> None:
+    """One line for each workload, and JSON for programs."""
+    text, machine = run("jobs", "--from", ledger), run("jobs", "--from", ledger, "--json")
+
+    assert text.exit_code == machine.exit_code == 0
+    lines = text.stdout.splitlines()
+    assert lines[0].split()[:3] == ["workload", "phase", "budget"]
+    assert lines[1].split()[:4] == ["llama", "running", "a", "16"]
+    assert lines[2].split()[:4] == ["wide", "queued", "b", "16"]
+    assert lines[-1] == "2 workloads, as of 1970-01-01T01:00:00Z, cursor 8"
+    answer = json.loads(machine.stdout)
+    assert machine.stdout.count("\n") == 1
+    assert [(job["workload"], job["phase"]) for job in answer["jobs"]] == [("llama", "running"), ("wide", "queued")]
+
+
+@pytest.mark.parametrize(
+    ("at", "phases"),
+    [
+        ("4", {"llama": "bound"}),
+        ("6", {"llama": "running"}),
+        ("7", {"llama": "running", "wide": "queued"}),
+        ("1970-01-01T00:01:30Z", {"llama": "bound"}),
+        ("1970-01-01T00:00:30Z", {}),
+    ],
+)
+def test_jobs_as_of_then(run: Run, ledger: Path, at: str, phases: dict[str, str]) -> None:
+    """After the record at a cursor, or at a time."""
+    answer = json.loads(run("jobs", "--from", ledger, "--json", "--at", at).stdout)
+
+    assert {job["workload"]: job["phase"] for job in answer["jobs"]} == phases
+
+
+def test_explain(run: Run, ledger: Path) -> None:
+    """The phase, the story, the verdict with its numbers, and what could be changed, on one screen."""
+    result = run("explain", "wide", "--from", ledger)
+
+    assert result.exit_code == 0
+    assert len(result.stdout.splitlines()) <= 24
+    for words in (
+        "wide  queued",
+        "b: 2 ranks × 8 GPUs = 16 GPUs, allocated 1h, resumable",
+        "#7  Submitted to b",
+        "Asks for 2 x 8 GPUs; 0 such ranks fit on free GPUs",
+        "2 are held by protected work",
+        "0 of b go before it",
+    ):
+        assert words in result.stdout
+    # Entitled: 0.4 of 16 GPUs for 8 hours; nothing used.
+    line = next(line for line in result.stdout.splitlines() if line.startswith("  b "))
+    assert line.split() == ["b", "0.0", "0.0", "51.2", "0.0000", "1", "of", "2"]
+
+
+def test_explain_a_stranger(run: Run, ledger: Path) -> None:
+    """Not found is the answer no: exit code 1, on standard error."""
+    result = run("explain", "stranger", "--from", ledger)
+
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "'stranger'" in result.stderr
+
+
+def test_shares(run: Run, ledger: Path) -> None:
+    """The tree, and the same through `budgets show`."""
+    result = run("shares", "--from", ledger)
+
+    rows = {line.split()[0]: line.split() for line in result.stdout.splitlines() if line.strip()}
+    # 16 GPUs since minute 1 of 60, and protected until minute 62: 15.7 used and 0.5 ahead of 0.6 x 16 x 8 = 76.8 due.
+    assert rows["a"] == ["a", "60", "%", "60", "%", "76.8", "15.7", "0.533", "0.2118", "0.0", "16+0", "0"]
+    assert rows["b"][-1] == "16"
+    assert run("budgets", "show", "--from", ledger).stdout == result.stdout
+
+
+def test_nodes(run: Run, ledger: Path) -> None:
+    """Who holds what."""
+    result = run("nodes", "--from", ledger)
+
+    assert result.stdout.splitlines()[1].split() == ["n1", "h100", "healthy", "8", "0", "llama", "(8)"]
+    assert "2 nodes, 0 of 16 GPUs free" in result.stdout
+
+
+def test_replay_and_archive(run: Run, ledger: Path, tmp_path: Path) -> None:
+    """A ledger and its archived copy lead to the state that was, digest for digest."""
+    archived = run("archive", ledger, tmp_path / "archive", "--json")
+    original = json.loads(run("replay", ledger, "--json").stdout)
+    copy = json.loads(run("replay", tmp_path / "archive", "--json").stdout)
+
+    assert json.loads(archived.stdout)["records"] == 8
+    assert original == copy
+    assert original["audit"]["digest"] == original["state"]["digest"] == digest(a_day().state)
+    assert original["audit"]["gaps"] == []
+
+
+def test_replay_in_words(run: Run, ledger: Path) -> None:
+    """The digest of the state at a cursor is that of the state that was there."""
+    half = a_day()
+    result = run("replay", ledger, "--at", "3")
+
+    assert result.exit_code == 0
+    assert "records     4," in result.stdout
+    assert "live        queued 1" in result.stdout
+    assert len(half.records) == 8
+
+
+def test_a_ledger_with_a_gap_is_not_whole(run: Run, tmp_path: Path) -> None:
+    """It is shown, and the exit code says so."""
+    lossy = Story(submitted("w0", src="workloads.v1/0", seq=0), submitted("w2", src="workloads.v1/0", seq=2))
+
+    result = run("replay", written(tmp_path / "gap.sqlite", lossy))
+
+    assert result.exit_code == 1
+    assert "workloads.v1/0 jumps from 1 to 2 at cursor 1" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["jobs", "--from", "nowhere.sqlite"], 2, "nowhere.sqlite"),
+        (["jobs", "--from", "gopher://x"], 2, "gopher://x"),
+        (["jobs", "--from", "http://127.0.0.1:9"], 3, "streamsched up"),
+        (["jobs", "--at", "3", "--from", "http://127.0.0.1:9"], 2, "--at needs a ledger"),
+        (["jobs", "--from", "LEDGER", "--at", "99"], 1, "the last is at 7"),
+        (["jobs", "--from", "LEDGER", "--at", "noon"], 2, "noon"),
+        (["jobs", "--from", "LEDGER", "--phase", "asleep"], 2, "asleep"),
+        (["jobs", "--from", "LEDGER", "--budget", "a b"], 2, "a b"),
+        (["submit", "-b", "a", "--to", "LEDGER"], 2, "takes no requests"),
+        (["submit", "-b", "a", "-r", "0"], 2, "ranks is 0"),
+        (["submit", "-b", "a", "--min-runtime", "soon"], 2, "soon"),
+        (["submit"], 2, "--budget"),
+        (["cancel", "w", "--to", "http://127.0.0.1:9"], 3, "127.0.0.1:9"),
+        (["budgets", "apply", "nowhere.toml"], 2, "nowhere.toml"),
+        (["up", "--nodes", "lots"], 2, "lots"),
+        (["up", "--budget", "a=1", "--budgets", "x.toml"], 2, "one of them"),
+        (["replay", "nowhere"], 2, "nowhere"),
+        (["no-such-command"], 2, "no-such-command"),
+    ],
+)
+def test_mistakes_end_with_their_code_and_a_remedy(
+    run: Run, ledger: Path, arguments: list[str], code: int, words: str
+) -> None:
+    """Never with a traceback, and never on standard output."""
+    result = run(*(str(ledger) if argument == "LEDGER" else argument for argument in arguments))
+
+    assert result.exit_code == code
+    assert result.stdout == ""
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_the_place_comes_from_the_environment(ledger: Path) -> None:
+    """One variable for all commands."""
+    runner = CliRunner(env={"STREAMSCHED_FROM": str(ledger)})
+
+    assert "llama" in runner.invoke(app, ["jobs"]).stdout
+
+
+def test_version(run: Run) -> None:
+    """The package's own."""
+    assert run("version").stdout == f"{__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "up", "serve", "demo", "submit", "cancel", "jobs", "explain", "shares", "nodes", "replay", "archive",
+        "budgets apply", "topics apply", "topics check", "node virtual",
+    ],
+)  # fmt: skip
+def test_every_command_has_an_example(run: Run, command: str) -> None:
+    """Help that is worth reading shows how it is used."""
+    result = run(*command.split(), "--help")
+
+    assert result.exit_code == 0
+    assert "Example" in result.stdout
+    assert f"streamsched {command}" in " ".join(result.stdout.split())
+
+
+def test_help_documents_the_exit_codes(run: Run) -> None:
+    """Scripts rely on them."""
+    text = " ".join(run("--help").stdout.split())
+
+    for words in (
+        "0 done, yes",
+        "1 done, and the answer is no",
+        "3 nobody answered",
+        "70 stopped by an internal error",
+    ):
+        assert words in text
