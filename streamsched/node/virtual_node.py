@@ -275,9 +275,8 @@ class VirtualNode:
     def _place(self, place: Place, now_ms: int) -> list[Report]:
         key = (place.workload, place.attempt)
         accept_ms = now_ms + self._draw(self._delays.accept_ms)
-        accepted = Report(accept_ms, CommandAccepted(node=self.node, command=place.command))
         if key in self._held:
-            return [accepted]
+            return [self._acceptance(place, accept_ms)]
         if key in self._ended:
             return [Report(accept_ms, self._ended[key])]
 
@@ -294,7 +293,9 @@ class VirtualNode:
         released = self._natural_end(place, start_ms)
         self._held[key] = _Held(mask, started, released)
         self._free_mask &= ~mask
-        return [started, released] if start_ms == accept_ms else [accepted, started, released]
+        if start_ms == accept_ms:
+            return [started, released]
+        return [self._acceptance(place, accept_ms), started, released]
 
     def _stop(self, stop: Stop, now_ms: int) -> list[Report]:
         key = (stop.workload, stop.attempt)
@@ -306,15 +307,14 @@ class VirtualNode:
             )
             return [Report(accept_ms, fact)]
 
-        accepted = Report(accept_ms, CommandAccepted(node=self.node, command=stop.command))
         end_ms = max(accept_ms, now_ms + min(self._draw(self._delays.stop_ms), stop.grace_ms))
         if held.released.due_ms <= end_ms:
-            return [accepted]
+            return [self._acceptance(stop, accept_ms)]
         self._withdraw(held.released)
         if held.started is not None and held.started.due_ms > end_ms:
             self._withdraw(held.started)
         held.released = Report(end_ms, self._released(stop, ReleaseOutcome.STOPPED))
-        return [held.released] if end_ms == accept_ms else [accepted, held.released]
+        return [held.released] if end_ms == accept_ms else [self._acceptance(stop, accept_ms), held.released]
 
     def _natural_end(self, place: Place, start_ms: int) -> Report:
         """Return the release of a run that nobody stops. Its arguments say how long it runs and how it ends."""
@@ -330,6 +330,9 @@ class VirtualNode:
         run_ms, exit_code = work
         outcome = ReleaseOutcome.FAILED if exit_code else ReleaseOutcome.SUCCEEDED
         return Report(start_ms + run_ms // self._speed, self._released(place, outcome, exit_code=exit_code))
+
+    def _acceptance(self, command: Command, due_ms: int) -> Report:
+        return Report(due_ms, CommandAccepted(node=self.node, command=command.command))
 
     def _refusal(self, place: Place, due_ms: int, why: str) -> Report:
         return Report(due_ms, self._released(place, ReleaseOutcome.REFUSED, detail=why))

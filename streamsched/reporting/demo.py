@@ -77,7 +77,7 @@ class DemoResult:
     @property
     def next_commands(self) -> list[str]:
         """What to try next."""
-        return _next_commands(self.ledger)
+        return _next_commands(self.ledger, self.outcomes)
 
     def as_json(self) -> dict[str, Any]:
         """Return the result as JSON values."""
@@ -133,7 +133,7 @@ def run_demo(
         title="A week of the Philly cluster, scheduled by streamsched",
         cluster=f"{NODES} virtual nodes of {GPUS_PER_NODE} GPUs",
         origin=_ORIGIN,
-        commands=("streamsched demo", *_next_commands(ledger)),
+        commands=("streamsched demo", *_next_commands(ledger, outcomes)),
     )
     write_report(report, outcomes, text)
     result = DemoResult(ledger, report, outcomes, digest(state), len(demand.dropped), seconds)
@@ -229,10 +229,12 @@ def _show(console: Console, result: DemoResult) -> None:
         console.print(f"  {command}", soft_wrap=True, highlight=False)
 
 
-def _next_commands(ledger: Path) -> list[str]:
-    return [
+def _next_commands(ledger: Path, outcomes: Outcomes) -> list[str]:
+    commands = [
         f"streamsched replay {ledger}",
-        f"streamsched shares --ledger {ledger}",
-        f"streamsched jobs --ledger {ledger}",
-        f"streamsched explain --ledger {ledger} WORKLOAD",
+        f"streamsched shares --from {ledger}",
+        f"streamsched jobs --from {ledger} --at {format_instant(SINCE_MS + 2 * DAY)}",
     ]
+    if outcomes.longest_waiting is not None:
+        commands.append(f"streamsched explain {outcomes.longest_waiting} --from {ledger}")
+    return commands

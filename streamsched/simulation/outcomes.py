@@ -141,7 +141,8 @@ class Outcomes:
         finished: Workloads that ended, by how.
         running: Workloads that hold GPUs at the end.
         waiting: Workloads that wait at the end, and have never started.
-        longest_waiting_ms: The longest any of those has waited; None when none waits.
+        longest_waiting: The one of those that was submitted first; None when none waits.
+        longest_waiting_ms: How long it has waited.
         preempted_allocated: Allocated runs that were stopped for others.
         preempted_unallocated: Unallocated ones.
         cluster: The cluster as a whole: the root of the tree.
@@ -161,6 +162,7 @@ class Outcomes:
     finished: Mapping[str, int]
     running: int
     waiting: int
+    longest_waiting: str | None
     longest_waiting_ms: int | None
     preempted_allocated: int
     preempted_unallocated: int
@@ -234,6 +236,7 @@ class Outcomes:
             "finished": dict(self.finished),
             "running": self.running,
             "waiting": self.waiting,
+            "longest_waiting": self.longest_waiting,
             "longest_waiting_ms": self.longest_waiting_ms,
             "preempted_allocated": self.preempted_allocated,
             "preempted_unallocated": self.preempted_unallocated,
@@ -304,6 +307,7 @@ class OutcomeRecorder:
         self.use.settle(until_ms)
         waiting = [state.workloads[name] for name in self._never_started if name in state.workloads]
         waiting = [workload for workload in waiting if workload.phase in (Phase.QUEUED, Phase.PLANNED)]
+        first = min(waiting, key=lambda workload: (workload.submitted_ms, workload.id), default=None)
         return Outcomes(
             since_ms=self._since_ms if self._since_ms is not None else until_ms,
             until_ms=until_ms,
@@ -314,7 +318,8 @@ class OutcomeRecorder:
             finished=dict(sorted(self._finished.items())),
             running=sum(workload.run is not None for workload in state.workloads.values()),
             waiting=len(waiting),
-            longest_waiting_ms=max((until_ms - workload.submitted_ms for workload in waiting), default=None),
+            longest_waiting=first.id if first is not None else None,
+            longest_waiting_ms=until_ms - first.submitted_ms if first is not None else None,
             preempted_allocated=sum(self._preempted.values()),
             preempted_unallocated=sum(not is_allocated for is_allocated in self._preempted.values()),
             cluster=self._team(state, ROOT, [wait for waits in self._waits.by_class.values() for wait in waits]),
