@@ -52,7 +52,7 @@ class _StateCollector:
         yield GaugeMetricFamily(
             "streamsched_commands_unacked",
             "Commands that no node has answered yet; rises when nodes are silent.",
-            value=sum(len(waiting) for waiting in state.unacknowledged.values()),
+            value=sum(len(waiting) for waiting in state.dispatch.unacknowledged.values()),
         )
 
 

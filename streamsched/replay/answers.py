@@ -258,7 +258,7 @@ def summary(state: ClusterState) -> Summary:
         closed_round=state.closed_round,
         live=dict(sorted(Counter(workload.phase for workload in state.workloads.values()).items())),
         ended=dict(sorted(Counter(finished.phase for finished in state.finished.values()).items())),
-        unacknowledged=sum(len(waiting) for waiting in state.unacknowledged.values()),
+        unacknowledged=sum(len(waiting) for waiting in state.dispatch.unacknowledged.values()),
         sources=dict(sorted(state.sources.items())),
         gaps=len(state.gaps),
         ignored=dict(sorted(state.ignored.items())),

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 
 from streamsched.errors import ConfigurationError
 from streamsched.model.events import NodeHealth
-from streamsched.state.cluster import Ignored
+from streamsched.state.reasons import Ignored
 from streamsched.state.inventory import Node
 from streamsched.state.workloads import Phase, Workload
 

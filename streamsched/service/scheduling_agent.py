@@ -251,7 +251,7 @@ class SchedulingAgent:
     def _measure(self) -> None:
         state, metrics = self._scheduler.state, self._metrics
         metrics.ledger_cursor.set(self.folded)
-        metrics.commands_unacked.set(sum(len(commands) for commands in state.unacknowledged.values()))
+        metrics.commands_unacked.set(sum(len(commands) for commands in state.dispatch.unacknowledged.values()))
         metrics.show_ignored(state.ignored)
         metrics.show_workloads(state.workloads.values())
         metrics.show_nodes(state.nodes.values())

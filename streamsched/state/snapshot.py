@@ -7,7 +7,6 @@ left out and built again, so a snapshot proves the facts and not the data struct
 from __future__ import annotations
 
 import hashlib
-import heapq
 from collections import deque
 from typing import Any
 
@@ -17,7 +16,7 @@ from pydantic import TypeAdapter
 from streamsched.model.commands import AnyCommand, Command, StopReason
 from streamsched.model.events import NodeHealth, Seat, WorkloadSubmitted
 from streamsched.model.policy import Policy
-from streamsched.state.cluster import ClusterState, Due, SourceGap
+from streamsched.state.cluster import ClusterState, SourceGap
 from streamsched.state.inventory import Node
 from streamsched.state.usage import Budget, BudgetTree, SlidingUse
 from streamsched.state.workloads import Commitment, Finished, Phase, Run, Workload
@@ -60,7 +59,7 @@ def freeze(state: ClusterState) -> bytes:
             "ignored": [[why, state.ignored[why]] for why in sorted(state.ignored)],
             "void": [[why, state.void[why]] for why in sorted(state.void)],
             "unacknowledged": [command.model_dump(mode="json") for command in state.unanswered_commands()],
-            "sent": [list(entry) for entry in state.sent],
+            "sent": [list(entry) for entry in state.dispatch.sent],
             "hashed": state.hashed,
         },
         option=orjson.OPT_SORT_KEYS,
@@ -104,9 +103,10 @@ def thaw(data: bytes) -> ClusterState:
     state.void = dict(fields["void"])
     for item in fields["unacknowledged"]:
         command = _COMMAND.validate_json(orjson.dumps(item))
-        state.unacknowledged.setdefault(command.node, {})[command.command] = command
-    state.sent = deque((when, node, command) for when, node, command in fields["sent"])
+        state.dispatch.unacknowledged.setdefault(command.node, {})[command.command] = command
+    state.dispatch.sent = deque((when, node, command) for when, node, command in fields["sent"])
     state.hashed = fields["hashed"]
+    state.find_next_wakeup()
     return state
 
 
@@ -308,7 +308,7 @@ def _restore_workload(state: ClusterState, restored: tuple[Workload, bool]) -> N
     key = (workload.id, workload.attempt)
     if run is None:
         if not filed:
-            heapq.heappush(state._timers, (workload.held_until_ms, Due.HOLD_OVER, *key))
+            state.timers.set(workload)
         return
     if workload.phase is Phase.PLANNED:
         for seat in run.seats:
@@ -322,11 +322,6 @@ def _restore_workload(state: ClusterState, restored: tuple[Workload, bool]) -> N
     for node_id in dict.fromkeys(seat.node for seat in run.seats):
         if node_id in state.nodes:
             state.inventory.refile(state.nodes[node_id])
-    due = _DUE_IN.get(workload.phase)
-    if due is not None and run.deadline_ms is not None:
-        heapq.heappush(state._timers, (run.deadline_ms, due, *key))
+    state.timers.set(workload)
     if run.commitment is Commitment.REST and run.protected_until_ms is not None:
-        heapq.heappush(state._protections, (run.protected_until_ms, *key))
-
-
-_DUE_IN = {Phase.PLANNED: Due.PLAN_EXPIRES, Phase.BOUND: Due.START_DEADLINE, Phase.RUNNING: Due.TIMEOUT}
+        state.timers.protect(workload, run.protected_until_ms)

@@ -122,6 +122,12 @@ class Workload:
         """The protected time of a run: the min runtime, and never more than the timeout."""
         return self.min_runtime_ms if self.timeout_ms is None else min(self.min_runtime_ms, self.timeout_ms)
 
+    def count_queued(self, gpus: int) -> None:
+        """Add GPUs to (or with a negative number: take them from) what its budgets wait for; allocated work only."""
+        if self.is_allocated:
+            for budget in self.budget.path:
+                budget.queued_gpus += gpus
+
     def fingerprint(self) -> str:
         """Return a short digest of what was submitted, to tell a retry from another request of the same id."""
         return contract_fingerprint(self)

@@ -21,7 +21,7 @@ from streamsched.model.events import (
 )
 from streamsched.model.quantities import DAY, HOUR, MINUTE, SECOND
 from streamsched.scheduling.decision import decide
-from streamsched.state.cluster import Ignored, Void
+from streamsched.state.reasons import Ignored, Void
 from streamsched.state.snapshot import digest, freeze, thaw
 from tests.stories import (
     Story,

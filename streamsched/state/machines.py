@@ -1,0 +1,93 @@
+"""What nodes report of themselves: their health, and what they are and hold.
+
+Functions over the state, called by its gate.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from streamsched.model.commands import Stop, StopReason
+from streamsched.model.events import NodeHealth
+from streamsched.model.identifiers import command_order
+from streamsched.state import rounds, runs
+from streamsched.state.inventory import Node
+from streamsched.state.reasons import Ignored
+
+if TYPE_CHECKING:
+    from streamsched.model.events import NodeHealthChanged, NodeInventoryReported
+    from streamsched.state.cluster import ClusterState
+
+
+def set_health(state: ClusterState, fact: NodeHealthChanged) -> None:
+    """Take a node into use, out of it, or give up what runs there."""
+    node = state.nodes.get(fact.node)
+    if node is None:
+        state.awaited_nodes[fact.node] = (fact.health, fact.reason)
+        return
+    if node.health is fact.health:
+        state.ignore(Ignored.ALREADY_SO)
+        return
+    node.health = fact.health
+    node.reason = fact.reason
+    node.since_ms = state.now_ms
+    state.effects.nodes[node.id] = None
+    if fact.health is not NodeHealth.HEALTHY:
+        for key in sorted(node.claims):
+            rounds.fail_plan(state, state.workloads[key[0]], setback=False)
+    if fact.health is NodeHealth.LOST:
+        for key in sorted(node.held):
+            node.orphans[key] = node.held[key]
+            runs.lose(state, key, node)
+    state.inventory.refile(node)
+
+
+def take_inventory(state: ClusterState, fact: NodeInventoryReported) -> None:
+    """Reconcile what a node says with what is known of it: its word on what runs there is final."""
+    node = state.nodes.get(fact.node)
+    if node is None:
+        node = Node(fact.node, fact.pool, fact.gpus, fact.domains, state.now_ms)
+        node.health, node.reason = state.awaited_nodes.pop(fact.node, (NodeHealth.HEALTHY, None))
+        state.inventory.add(node)
+    elif (node.pool, node.gpus, node.domains) != (fact.pool, fact.gpus, fact.domains):
+        moved = node.pool != fact.pool
+        state.inventory.remove(node)
+        node.pool, node.gpus, node.domains = fact.pool, fact.gpus, fact.domains
+        state.inventory.add(node)
+        # Whatever had GPUs that are no longer there has lost them.
+        for key in sorted(key for key, mask in node.claims.items() if moved or mask & ~node.all_mask):
+            rounds.fail_plan(state, state.workloads[key[0]], setback=False)
+        for key in sorted(key for key, mask in node.held.items() if moved or mask & ~node.all_mask):
+            runs.lose(state, key, node)
+    node.boot = fact.boot
+    state.effects.nodes[node.id] = None
+    if fact.watermark is not None:
+        state.dispatch.acknowledge(node.id, fact.watermark)
+
+    reported = {(held.workload, held.attempt): held.gpu_mask for held in fact.runs}
+    obeyed = command_order(fact.watermark) if fact.watermark is not None else (-1, -1)
+    for key in sorted(key for key in node.held if key not in reported):
+        run = state.workloads[key[0]].run
+        if run is not None and command_order(run.places[node.id]) <= obeyed:
+            runs.lose(state, key, node)
+    for key in sorted(key for key in node.orphans if key not in reported):
+        runs.forget_orphan(state, node, key)
+    for key in sorted(key for key in reported if key not in node.held and key not in node.orphans):
+        node.orphans[key] = orphaned = reported[key] & node.unheld_mask
+        for (claimant, _), mask in node.claims.items():
+            run = state.workloads[claimant].run
+            if run is not None and mask & orphaned:
+                run.awaited[node.id] = run.awaited.get(node.id, 0) | mask & orphaned
+    for key in sorted(node.orphans):
+        if not state.dispatch.concerns(node.id, key):
+            state.issue(
+                Stop(
+                    command=state.next_command_id(),
+                    node=node.id,
+                    workload=key[0],
+                    attempt=key[1],
+                    grace_ms=state.policy.unallocated_grace_ms,
+                    reason=StopReason.UNKNOWN_RUN,
+                )
+            )
+    state.inventory.refile(node)

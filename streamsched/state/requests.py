@@ -1,0 +1,226 @@
+"""What people ask for: work, its end, its place in the leaf, another budget tree, another policy.
+
+Functions over the state, called by its gate. Each request that names something gets a receipt.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from streamsched.model.commands import Receipt, ReceiptStatus, StopReason
+from streamsched.model.events import BudgetTreeChanged
+from streamsched.model.quantities import format_duration
+from streamsched.state import rounds, runs
+from streamsched.state.reasons import Ignored
+from streamsched.state.workloads import Finished, Phase, Workload, contract_fingerprint
+
+if TYPE_CHECKING:
+    from streamsched.model.events import (
+        PolicyAdopted,
+        Rejected,
+        WorkloadCancelled,
+        WorkloadReprioritized,
+        WorkloadSubmitted,
+    )
+    from streamsched.state.cluster import ClusterState
+    from streamsched.state.usage import Budget
+
+
+def submit(state: ClusterState, fact: WorkloadSubmitted) -> None:
+    """Queue a workload, or refuse it with the reason."""
+    known = state.workloads.get(fact.workload)
+    ended = state.finished.get(fact.workload)
+    if ended is not None and ended.phase is Phase.REJECTED and not ended.attempts:
+        # It never had an effect, so its id is free: the same request may be welcome now.
+        del state.finished[fact.workload]
+        ended = None
+    if known is not None or ended is not None:
+        before = known.fingerprint() if known is not None else ended.fingerprint if ended is not None else ""
+        if before == contract_fingerprint(fact):
+            state.ignore(Ignored.REPEATED)
+            _answer(state, fact, ReceiptStatus.ACCEPTED)
+        else:
+            state.ignore(Ignored.ALREADY_SO)
+            _answer(
+                state,
+                fact,
+                ReceiptStatus.REJECTED,
+                f"workload: the id {fact.workload!r} is taken by another submission; choose a new id",
+            )
+        return
+    budget = state.budgets.get(fact.budget)
+    objection = _objection_to(state, fact, budget)
+    if objection is not None or budget is None:
+        state.finished[fact.workload] = Finished(
+            fact.workload,
+            Phase.REJECTED,
+            objection or "",
+            state.next_cursor - 1,
+            state.now_ms,
+            0,
+            contract_fingerprint(fact),
+        )
+        state.effects.workloads[fact.workload] = None
+        _answer(state, fact, ReceiptStatus.REJECTED, objection)
+        return
+    workload = Workload(fact, budget, state.now_ms)
+    state.workloads[workload.id] = workload
+    workload.count_queued(workload.gpus)
+    state.backlog_of(workload).add(workload)
+    state.touch(workload)
+    _answer(state, fact, ReceiptStatus.ACCEPTED)
+
+
+def _objection_to(state: ClusterState, fact: WorkloadSubmitted, budget: Budget | None) -> str | None:
+    """Return why a submission cannot be accepted: the field, the value and the remedy."""
+    if budget is None:
+        near = get_close_matches(fact.budget, sorted(state.budgets.by_id), n=3)
+        leaves = near or [leaf.id for leaf in state.budgets.leaves()[:10]]
+        known = f"; did you mean {', '.join(leaves)}?" if leaves else "; no budget exists yet, create one first"
+        return f"budget: there is no budget {fact.budget!r}{known}"
+    if budget.children:
+        inside = ", ".join(sorted(budget.children)[:5])
+        return f"budget: {fact.budget!r} is not a leaf; submit to one of its children ({inside}, ...)"
+    policy = state.policy
+    if fact.min_runtime_ms:
+        if not policy.min_runtime_floor_ms <= fact.min_runtime_ms <= policy.min_runtime_cap_ms:
+            return (
+                f"min_runtime_ms: {fact.min_runtime_ms} ({format_duration(fact.min_runtime_ms)}) is outside "
+                f"{format_duration(policy.min_runtime_floor_ms)} to {format_duration(policy.min_runtime_cap_ms)}; "
+                "ask for a time inside, or for 0, which is unallocated: free and displaced at any time"
+            )
+        if not budget.quota_nano:
+            return (
+                f"budget: {fact.budget!r} has a quota of 0, and allocated work needs one that covers it; "
+                "use another budget, or min_runtime_ms 0 for unallocated time"
+            )
+    pools = list(state.inventory.candidates(fact.pool))
+    if pools:
+        largest = max(pool.largest_gang(fact.gpus_per_rank) for pool in pools)
+        if largest < fact.ranks:
+            where = f"pool {fact.pool!r}" if fact.pool else "any one pool"
+            return (
+                f"ranks: asks for {fact.ranks} ranks of {fact.gpus_per_rank} GPUs, and the largest possible in "
+                f"{where}, with every node healthy and empty, is {largest}; ask for fewer or smaller ranks"
+            )
+    return None
+
+
+def cancel(state: ClusterState, fact: WorkloadCancelled) -> None:
+    """End a workload, wherever it stands."""
+    workload = state.workloads.get(fact.workload)
+    if workload is None:
+        state.ignore(Ignored.UNKNOWN_WORKLOAD)
+        ended = state.finished.get(fact.workload)
+        if ended is not None:
+            _answer(state, fact, ReceiptStatus.ACCEPTED, f"it had ended before: {ended.phase}")
+        else:
+            _answer(state, fact, ReceiptStatus.REJECTED, f"workload: there is no workload {fact.workload!r}")
+        return
+    reason = f"cancelled: {fact.reason}" if fact.reason else "cancelled"
+    state.touch(workload)
+    if workload.phase is Phase.QUEUED:
+        runs.dequeue(state, workload)
+        runs.finish(state, workload, Phase.CANCELLED, reason)
+    elif workload.phase is Phase.PLANNED:
+        rounds.withdraw_claims(state, workload)
+        runs.finish(state, workload, Phase.CANCELLED, reason)
+    elif workload.cancelled:
+        state.ignore(Ignored.ALREADY_SO)
+    else:
+        workload.cancelled = True
+        if workload.phase is not Phase.STOPPING:
+            runs.stop(state, workload, StopReason.CANCELLED)
+    _answer(state, fact, ReceiptStatus.ACCEPTED)
+
+
+def reprioritize(state: ClusterState, fact: WorkloadReprioritized) -> None:
+    """Move a workload inside its leaf."""
+    workload = state.workloads.get(fact.workload)
+    if workload is None:
+        state.ignore(Ignored.UNKNOWN_WORKLOAD)
+        _answer(state, fact, ReceiptStatus.REJECTED, f"workload: no live workload {fact.workload!r}")
+        return
+    if workload.queue_key is not None:
+        backlog = state.backlog_of(workload)
+        backlog.remove(workload)
+        workload.priority = fact.priority
+        backlog.add(workload)
+    workload.priority = fact.priority
+    state.touch(workload)
+    _answer(state, fact, ReceiptStatus.ACCEPTED)
+
+
+def change_budgets(state: ClusterState, fact: BudgetTreeChanged) -> None:
+    """Adopt a tree of budgets, unless it was made on another tree than the present one."""
+    if fact.change == state.budgets.change:
+        state.ignore(Ignored.REPEATED)
+        _answer(state, fact, ReceiptStatus.ACCEPTED)
+        return
+    if fact.previous != state.budgets.change:
+        state.ignore(Ignored.STALE_CHANGE)
+        _answer(
+            state,
+            fact,
+            ReceiptStatus.REJECTED,
+            f"previous: the change was made on {fact.previous!r}, but the tree is at {state.budgets.change!r}; "
+            "look at the tree as it is now and make the change again",
+        )
+        return
+    for budget in state.budgets.change_to(fact.budgets, fact.change, state.now_ms):
+        why = f"budget {budget.id!r} " + ("was removed" if budget.closed else "is no leaf any more")
+        waiting = [w for w in state.workloads.values() if w.budget is budget and w.phase is Phase.QUEUED]
+        for workload in sorted(waiting, key=lambda w: w.id):
+            runs.dequeue(state, workload)
+            runs.finish(state, workload, Phase.REJECTED, f"{why} by change {fact.change!r}; submit to another budget")
+    for id_ in sorted(state.budgets.by_id):
+        state.effects.budgets[id_] = None
+    _answer(state, fact, ReceiptStatus.ACCEPTED)
+
+
+def adopt(state: ClusterState, fact: PolicyAdopted) -> None:
+    """Follow another policy from now on."""
+    state.policy = fact.policy
+    state.policy_version += 1
+    state.budgets.set_window(fact.policy.window_ms, fact.policy.min_runtime_cap_ms, state.now_ms)
+
+
+def reject(state: ClusterState, fact: Rejected) -> None:
+    """Count what intake refused, and tell the client."""
+    state.rejected += 1
+    if fact.workload is not None:
+        state.effects.receipts.append(
+            Receipt(
+                workload=fact.workload,
+                status=ReceiptStatus.REJECTED,
+                cursor=state.next_cursor - 1,
+                corr=fact.corr,
+                reason=_as_reason(fact.reason),
+            )
+        )
+
+
+def _answer(
+    state: ClusterState,
+    fact: WorkloadSubmitted | WorkloadCancelled | WorkloadReprioritized | BudgetTreeChanged,
+    status: ReceiptStatus,
+    reason: str | None = None,
+) -> None:
+    state.effects.receipts.append(
+        Receipt(
+            workload=None if isinstance(fact, BudgetTreeChanged) else fact.workload,
+            change=fact.change if isinstance(fact, BudgetTreeChanged) else None,
+            status=status,
+            cursor=state.next_cursor - 1,
+            corr=fact.corr,
+            reason=_as_reason(reason),
+        )
+    )
+
+
+def _as_reason(text: str | None) -> str | None:
+    """Return a text as a `Reason` may look: a receipt that cannot be made would stop every scheduler."""
+    if not text:
+        return None
+    return "".join(letter if (letter >= " " and letter != "\x7f") or letter == "\n" else " " for letter in text[:2_000])

@@ -1,0 +1,324 @@
+"""The life of a run: bound, started, stopped, released; and what becomes of its workload then.
+
+Functions over the state, called by its gate and by each other, and by nobody else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from streamsched.model.commands import Place, Stop, StopReason
+from streamsched.model.events import ReleaseOutcome
+from streamsched.model.quantities import MINUTE, SECOND, format_duration
+from streamsched.state.reasons import Ignored
+from streamsched.state.workloads import Commitment, Finished, Phase, Run, Workload
+
+if TYPE_CHECKING:
+    from streamsched.model.events import RunReleased, RunStarted
+    from streamsched.state.cluster import ClusterState
+    from streamsched.state.inventory import Node, RunKey
+
+#: Back-off after an infrastructure failure: doubles from the first to the last.
+_SETBACK_FIRST_MS = 15 * SECOND
+_SETBACK_LAST_MS = 30 * MINUTE
+
+
+def bind(state: ClusterState, workload: Workload, run: Run) -> None:
+    """Give a run its GPUs and tell its nodes."""
+    now, inventory = state.now_ms, state.inventory
+    key = (workload.id, run.attempt)
+    workload.phase = Phase.BOUND
+    run.bound_ms = now
+    for seat in run.seats:
+        run.held[seat.node] = run.held.get(seat.node, 0) | seat.gpu_mask
+    allocated = workload.is_allocated
+    start_by = now + state.policy.start_deadline_ms
+    leader = run.seats[0].node
+    single = len(run.held) == 1
+    for node_id, mask in run.held.items():
+        node = inventory.nodes[node_id]
+        node.claims.pop(key, None)
+        node.held[key] = mask
+        if not allocated:
+            node.preemptible[key] = mask
+        inventory.refile(node)
+        state.effects.nodes[node_id] = None
+        place = Place(
+            command=state.next_command_id(),
+            node=node_id,
+            workload=workload.id,
+            attempt=run.attempt,
+            seats=run.seats if single else tuple(seat for seat in run.seats if seat.node == node_id),
+            ranks=workload.ranks,
+            leader=leader,
+            argv=workload.command,
+            start_by_ms=start_by,
+        )
+        run.places[node_id] = place.command
+        state.issue(place)
+    state.budgets.hold(workload.budget, run.gpus, now, charged=allocated)
+    run.deadline_ms = start_by
+    state.timers.set(workload)
+
+
+def start(state: ClusterState, fact: RunStarted) -> None:
+    """Take a node's report that its ranks run."""
+    workload = _running(state, fact.workload, fact.attempt, fact.node)
+    if workload is None or workload.run is None:
+        return
+    run = workload.run
+    state.dispatch.acknowledge(fact.node, run.places[fact.node])
+    if fact.node in run.started_on:
+        state.ignore(Ignored.ALREADY_SO)
+        return
+    _note_start(state, workload, run, fact.node)
+
+
+def _note_start(state: ClusterState, workload: Workload, run: Run, node_id: str) -> None:
+    """Count a node as started; with the last one the gang has started, and its protection begins."""
+    run.started_on[node_id] = None
+    if len(run.started_on) < len(run.places) or run.stop is not None:
+        return
+    run.started_ms = state.now_ms
+    run.deadline_ms = None if workload.timeout_ms is None else state.now_ms + workload.timeout_ms
+    workload.phase = Phase.RUNNING
+    workload.setbacks = 0
+    state.touch(workload)
+    if workload.is_allocated:
+        least = workload.effective_min_ms
+        run.protected_until_ms = until = state.now_ms + least
+        if run.commitment is Commitment.WHOLE:
+            run.commitment = Commitment.REST
+            whole, summed = run.gpus * least, run.gpus * until
+            for budget in workload.budget.path:
+                budget.commitment_fixed -= whole
+                budget.commitment_gpus += run.gpus
+                budget.commitment_sum += summed
+            state.timers.protect(workload, until)
+    state.timers.set(workload)
+
+
+def release(state: ClusterState, fact: RunReleased) -> None:
+    """Take a node's report that its GPUs are free again."""
+    node = state.nodes.get(fact.node)
+    if node is None:
+        state.ignore(Ignored.UNKNOWN_NODE)
+        return
+    key = (fact.workload, fact.attempt)
+    if key in node.orphans:
+        forget_orphan(state, node, key)
+        return
+    workload = _running(state, fact.workload, fact.attempt, fact.node)
+    if workload is None or workload.run is None:
+        return
+    run = workload.run
+    match fact.outcome:
+        case ReleaseOutcome.FAILED:
+            run.failed += 1
+        case ReleaseOutcome.REFUSED:
+            run.infrastructure += 1
+        case ReleaseOutcome.STOPPED:
+            run.stopped += 1
+        case ReleaseOutcome.SUCCEEDED:
+            if node.id not in run.started_on:
+                _note_start(state, workload, run, node.id)  # It has run, though nobody told us of its start.
+    mask = _give_back(state, workload, run, node)
+    _hand_over(state, node, mask)
+    broken = fact.outcome in (ReleaseOutcome.FAILED, ReleaseOutcome.REFUSED) or (
+        fact.outcome is ReleaseOutcome.STOPPED and run.stop is None
+    )
+    _after_a_part(state, workload, broken=broken)
+
+
+def _running(state: ClusterState, workload_id: str, attempt: int, node: str) -> Workload | None:
+    """Return the workload if this attempt of it holds GPUs on this node; otherwise count the fact as ignored."""
+    workload = state.workloads.get(workload_id)
+    if workload is None:
+        state.ignore(Ignored.STALE_ATTEMPT if workload_id in state.finished else Ignored.UNKNOWN_WORKLOAD)
+        return None
+    if workload.run is None or workload.run.attempt != attempt or node not in workload.run.held:
+        state.ignore(Ignored.STALE_ATTEMPT)
+        return None
+    return workload
+
+
+def _give_back(state: ClusterState, workload: Workload, run: Run, node: Node) -> int:
+    """End a run's part on one node; return its GPUs. The charge ends here."""
+    key = (workload.id, run.attempt)
+    mask = run.held.pop(node.id)
+    node.held.pop(key, None)
+    node.preemptible.pop(key, None)
+    state.inventory.refile(node)
+    state.dispatch.settle(node.id, key)
+    state.budgets.hold(workload.budget, -mask.bit_count(), state.now_ms, charged=workload.is_allocated)
+    drop_commitment(state, workload)
+    state.touch(workload)
+    state.effects.nodes[node.id] = None
+    return mask
+
+
+def _hand_over(state: ClusterState, node: Node, mask: int) -> None:
+    """Let plans that wait for these GPUs of a node know that they are free."""
+    for key in sorted(node.claims):
+        claimant = state.workloads[key[0]]
+        run = claimant.run
+        if run is None or not run.awaited.get(node.id, 0) & mask:
+            continue
+        run.awaited[node.id] &= ~mask
+        if not run.awaited[node.id]:
+            del run.awaited[node.id]
+        if not run.awaited:
+            state.touch(claimant)
+            bind(state, claimant, run)
+
+
+def _after_a_part(state: ClusterState, workload: Workload, *, broken: bool) -> None:
+    """Go on after one node of a gang has ended: the others follow when it is broken; the last one ends the run."""
+    run = workload.run
+    if run is None:
+        return
+    if not run.held:
+        _end(state, workload, run)
+    elif broken and run.stop is None:
+        stop(state, workload, StopReason.GANG_BROKEN)
+
+
+def stop(state: ClusterState, workload: Workload, reason: StopReason, beneficiary: str | None = None) -> None:
+    """Stop a run on every node that still has it."""
+    run = workload.run
+    if run is None:
+        return
+    run.stop = reason
+    run.stop_ms = state.now_ms
+    run.beneficiary = beneficiary
+    workload.phase = Phase.STOPPING
+    drop_commitment(state, workload)
+    state.touch(workload)
+    key = (workload.id, run.attempt)
+    grace = state.policy.grace_ms if workload.is_allocated else state.policy.unallocated_grace_ms
+    for node_id in run.held:
+        node = state.nodes[node_id]
+        if node.preemptible.pop(key, None) is not None:
+            state.inventory.refile(node)
+        state.effects.nodes[node_id] = None
+        state.issue(
+            Stop(
+                command=state.next_command_id(),
+                node=node_id,
+                workload=workload.id,
+                attempt=run.attempt,
+                grace_ms=grace,
+                reason=reason,
+                beneficiary=beneficiary,
+            )
+        )
+
+
+def _end(state: ClusterState, workload: Workload, run: Run) -> None:
+    """Settle what becomes of a workload whose run has released everything.
+
+    What never started may start elsewhere whatever its contract; what has started is only started again if it can
+    be resumed.
+    """
+    may_requeue = workload.resumable or run.started_ms is None
+    if workload.cancelled:
+        finish(state, workload, Phase.CANCELLED, "cancelled while it ran")
+    elif run.failed:
+        finish(state, workload, Phase.FAILED, f"{run.failed} of {len(run.places)} nodes reported a failure")
+    elif (
+        run.infrastructure
+        or run.stop is StopReason.START_DEADLINE
+        or (run.stopped and run.stop in (None, StopReason.GANG_BROKEN))
+    ):
+        if may_requeue:
+            back_to_queue(state, workload, hold=run.started_ms is None)
+        else:
+            finish(state, workload, Phase.FAILED, "a node was lost, and the work cannot be resumed")
+    elif not run.stopped:
+        finish(state, workload, Phase.SUCCEEDED, "all ranks ended well")
+    elif run.stop is StopReason.TIMED_OUT:
+        finish(state, workload, Phase.TIMED_OUT, f"ran for {format_duration(workload.timeout_ms or 0)}, its timeout")
+    elif may_requeue:
+        back_to_queue(state, workload, hold=False)
+    else:
+        finish(state, workload, Phase.PREEMPTED, f"preempted for {run.beneficiary}, and it cannot be resumed")
+
+
+def back_to_queue(state: ClusterState, workload: Workload, *, hold: bool) -> None:
+    """Queue a workload again, first of its priority in its leaf; after an infrastructure failure, not at once."""
+    now = state.now_ms
+    workload.run = None
+    workload.phase = Phase.QUEUED
+    workload.requeued = True
+    workload.queued_ms = now
+    state.touch(workload)
+    budget = workload.budget
+    workload.count_queued(workload.gpus)
+    if budget.closed or budget.children:
+        workload.count_queued(-workload.gpus)
+        finish(state, workload, Phase.REJECTED, f"budget {budget.id!r} takes no work any more")
+    elif hold:
+        workload.setbacks += 1
+        wait = min(_SETBACK_FIRST_MS << min(workload.setbacks - 1, 20), _SETBACK_LAST_MS)
+        workload.held_until_ms = now + wait
+        state.timers.set(workload)
+    else:
+        state.backlog_of(workload).add(workload)
+
+
+def finish(state: ClusterState, workload: Workload, phase: Phase, reason: str) -> None:
+    """Take a workload that is over out of the living, and remember it for a while."""
+    state.touch(workload)
+    workload.phase = phase
+    workload.run = None
+    del state.workloads[workload.id]
+    state.finished[workload.id] = Finished(
+        workload.id, phase, reason, state.next_cursor - 1, state.now_ms, workload.attempt, workload.fingerprint()
+    )
+
+
+def lose(state: ClusterState, key: RunKey, node: Node) -> None:
+    """End a run's part on a node that no longer has it, or that can no longer be asked."""
+    workload = state.workloads[key[0]]
+    run = workload.run
+    if run is None:
+        return
+    run.infrastructure += 1
+    mask = _give_back(state, workload, run, node)
+    if key not in node.orphans:
+        _hand_over(state, node, mask)
+    _after_a_part(state, workload, broken=True)
+
+
+def forget_orphan(state: ClusterState, node: Node, key: RunKey) -> None:
+    """Free the GPUs of a run that was over for us, now that its node no longer has it."""
+    mask = node.orphans.pop(key)
+    state.inventory.refile(node)
+    state.effects.nodes[node.id] = None
+    _hand_over(state, node, mask)
+
+
+def dequeue(state: ClusterState, workload: Workload) -> None:
+    """Take a workload out of the queue, held or not."""
+    state.backlog_of(workload).remove(workload)
+    workload.count_queued(-workload.gpus)
+    state.touch(workload)
+
+
+def drop_commitment(state: ClusterState, workload: Workload) -> None:
+    """Stop counting a run's protected time as committed: it is over, or will not come."""
+    run = workload.run
+    if run is None or run.commitment is Commitment.NONE:
+        return
+    if run.commitment is Commitment.WHOLE:
+        whole = run.gpus * workload.effective_min_ms
+        for budget in workload.budget.path:
+            budget.commitment_fixed -= whole
+    else:
+        summed = run.gpus * (run.protected_until_ms or 0)
+        for budget in workload.budget.path:
+            budget.commitment_gpus -= run.gpus
+            budget.commitment_sum -= summed
+    run.commitment = Commitment.NONE
+    for budget in workload.budget.path:
+        state.effects.budgets[budget.id] = None
