@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from streamsched.scheduling.preemption import Choice
     from streamsched.state.cluster import ClusterState
     from streamsched.state.inventory import Node, Pool, Room, RunKey
     from streamsched.state.usage import Budget
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 class DraftPool:
     """One pool under a draft: its rooms, and the GPUs of the nodes that were touched."""
 
-    __slots__ = ("free", "nodes", "pool", "reclaimable", "touched", "victims")
+    __slots__ = ("cheapest", "free", "nodes", "pool", "reclaimable", "touched", "victims")
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -28,6 +29,9 @@ class DraftPool:
         self.touched: dict[int, tuple[int, int]] = {}
         #: Runs that this decision stops.
         self.victims: set[RunKey] = set()
+        #: Which runs make room for one more rank at the least cost, by size of the rank and node index, as far as that
+        #: was asked since the node was last touched.
+        self.cheapest: dict[int, dict[int, Choice | None]] = {}
 
     def free_mask(self, node: Node) -> int:
         """Return the GPUs of a node that are free and that this decision has not given away."""
@@ -62,6 +66,8 @@ class DraftPool:
         self.free.move(node.index, free_before, free.bit_count())
         self.reclaimable.move(node.index, reclaimable_before, reclaimable)
         self.touched[node.index] = (free, reclaimable)
+        for known in self.cheapest.values():
+            known.pop(node.index, None)
 
 
 class Draft:

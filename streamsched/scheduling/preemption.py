@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: What stopping some runs costs: GPUs, gangs, and how much they are preferred to be left alone.
 Cost = tuple[int, int, int]
+#: The cheapest runs for something, with what they cost.
+Choice = tuple[Cost, list["RunKey"]]
 
 
 def displace(
@@ -80,17 +82,15 @@ class _Search:
     def stop_cheapest(self, ranks: int) -> None:
         """Add the victims that make room for more ranks at the least cost for each rank."""
         best: _Offer | None = None
+        missing = ranks - self.slots
         for free in range(len(self.pool.free.nodes) - 1, -1, -1):
-            nodes = self.pool.free.nodes[free]
+            nodes = self._nodes_with_more(free)
             while nodes:
                 bit = nodes & -nodes
                 nodes ^= bit
-                node = self.pool.nodes[bit.bit_length() - 1]
-                if not node.preemptible or node.health is not NodeHealth.HEALTHY:
-                    continue
-                found = self._cheapest_on(node)
+                found = self._cheapest_on(self.pool.nodes[bit.bit_length() - 1])
                 if found is not None:
-                    offer = _Offer(*found, min(self._gain(found[1]), ranks - self.slots))
+                    offer = _Offer(*found, min(self._gain(found[1]), missing))
                     if best is None or offer.is_better_than(best):
                         best = offer
             # A node with fewer free GPUs must give up at least so many for a rank to fit there.
@@ -140,6 +140,14 @@ class _Search:
         return tuple(Victim(workload=key[0], attempt=key[1]) for key in sorted(self.chosen))
 
     # --- steps ---
+
+    def _nodes_with_more(self, free: int) -> int:
+        """Return the nodes with so many free GPUs on which more ranks fit once unallocated runs have ended, as bits."""
+        more = 0
+        reclaimable = self.pool.reclaimable.nodes
+        for offered in range((free // self.gpus_per_rank + 1) * self.gpus_per_rank, len(reclaimable)):
+            more |= reclaimable[offered]
+        return self.pool.free.nodes[free] & more
 
     def _nodes_by_use(self) -> list[Node]:
         """Return the nodes that have room: those of victims first, as they were stopped for it, then the emptiest."""
@@ -193,15 +201,25 @@ class _Search:
             self.freed[node.index] = self.freed.get(node.index, 0) | run.held[node.id]
             self.slots += self._room(node) // self.gpus_per_rank - before // self.gpus_per_rank
 
-    def _cheapest_on(self, node: Node) -> tuple[Cost, list[RunKey]] | None:
-        """Return the cheapest runs of a node whose end lets one more rank fit there: an exact small knapsack."""
+    def _cheapest_on(self, node: Node) -> Choice | None:
+        """Return the cheapest runs of a node whose end lets one more rank fit there; None when no end of any does."""
+        if node.index in self.freed:
+            return self._knapsack(node)
+        # As long as neither this search nor the draft takes anything there, the answer stays what it was.
+        known = self.pool.cheapest.setdefault(self.gpus_per_rank, {})
+        if node.index not in known:
+            known[node.index] = self._knapsack(node)
+        return known[node.index]
+
+    def _knapsack(self, node: Node) -> Choice | None:
+        """Choose the cheapest runs of a node: an exact small knapsack."""
         room = self._room(node)
         need = self.gpus_per_rank - room % self.gpus_per_rank
         runs = [(key, mask.bit_count()) for key, mask in self.pool.preemptible(node).items() if key not in self.chosen]
         if sum(gpus for _, gpus in runs) < need:
             return None
         runs.sort(key=lambda item: _spare_last(self.state.workloads[item[0][0]]))
-        best: list[tuple[Cost, list[RunKey]] | None] = [((0, 0, 0), []), *[None] * need]
+        best: list[Choice | None] = [((0, 0, 0), []), *[None] * need]
         for position, (key, gpus) in enumerate(runs):
             run = self.state.workloads[key[0]].run
             whole = run.gpus if run is not None else gpus
