@@ -89,10 +89,14 @@ class _Search:
                 bit = nodes & -nodes
                 nodes ^= bit
                 found = self._cheapest_on(self.pool.nodes[bit.bit_length() - 1])
-                if found is not None:
-                    offer = _Offer(*found, min(self._gain(found[1]), missing))
-                    if best is None or offer.is_better_than(best):
-                        best = offer
+                if found is None:
+                    continue
+                cost, keys = found
+                if best is not None and cost[0] * best.ranks > best.cost[0] * missing:
+                    continue  # Too dear even if it made room for all that are missing.
+                offer = _Offer(cost, keys, self._gain(keys, missing))
+                if best is None or offer.is_better_than(best):
+                    best = offer
             # A node with fewer free GPUs must give up at least so many for a rank to fit there.
             if best is not None and not self.freed and best.cost[0] <= self._least_for(free - 1) * best.ranks:
                 break
@@ -171,8 +175,10 @@ class _Search:
         """Return how many GPUs a node with at most so many free must get back for one more rank, at the least."""
         return self.gpus_per_rank - min(max(free, 0), self.gpus_per_rank - 1)
 
-    def _gain(self, keys: list[RunKey]) -> int:
-        """Return how many more ranks fit, on all nodes, once these runs have ended."""
+    def _gain(self, keys: list[RunKey], missing: int) -> int:
+        """Return how many of the missing ranks fit, on all nodes, once these runs have ended: at least one does."""
+        if missing == 1:
+            return 1
         freed: dict[int, int] = {}
         gain = 0
         for key in keys:
@@ -184,7 +190,7 @@ class _Search:
                 more = room + run.held[node.id].bit_count()
                 gain += more // self.gpus_per_rank - room // self.gpus_per_rank
                 freed[node.index] = more
-        return gain
+        return min(gain, missing)
 
     def _nodes_of(self, run: Run) -> list[Node]:
         """Return the nodes of a run that take work."""
