@@ -7,13 +7,13 @@ correlation id of the request. A request that is not answered in time may have b
 from __future__ import annotations
 
 import asyncio
-import ssl
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.errors import KafkaError
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError, for_code
 
 from streamsched.client.requests import cancellation, new_id
 from streamsched.errors import UnreachableError, WireError
@@ -118,34 +118,43 @@ class KafkaClient:
 
     async def _connect(self) -> None:
         try:
-            # Registered before it starts: a client that failed to start has connections too.
-            consumer = AIOKafkaConsumer(bootstrap_servers=self._bootstrap, group_id=None, **self._security)
-            self._open.push_async_callback(consumer.stop)
-            await consumer.start()
-            topic = f"{self._prefix}receipts.v1"
-            partitions = [
-                TopicPartition(topic, number) for number in sorted(consumer.partitions_for_topic(topic) or ())
-            ]
-            if not partitions:
-                raise UnreachableError(
-                    f"there is no topic {topic} at {self._bootstrap}. Check the prefix, or create the topics with "
-                    "`streamsched topics apply`."
-                )
-            consumer.assign(partitions)
-            # Positions are fetched now: a receipt that comes before the first poll must not be missed.
-            await consumer.seek_to_end(*partitions)
-            for partition in partitions:
-                await consumer.position(partition)
+            partitions = await self._receipt_partitions()
+            # Registered before they start: a client that failed to start has connections too.
             producer = AIOKafkaProducer(
                 bootstrap_servers=self._bootstrap, enable_idempotence=True, acks="all", **self._security
             )
             self._open.push_async_callback(producer.stop)
             await producer.start()
-        except (KafkaError, OSError, ssl.SSLError) as error:
+            consumer = AIOKafkaConsumer(bootstrap_servers=self._bootstrap, group_id=None, **self._security)
+            self._open.push_async_callback(consumer.stop)
+            await consumer.start()
+            consumer.assign(partitions)
+            # Positions are fetched now: a receipt that comes before the first poll must not be missed.
+            await consumer.seek_to_end(*partitions)
+            for partition in partitions:
+                await consumer.position(partition)
+        except (KafkaError, OSError) as error:
             raise self._unreachable(error) from error
         listening = asyncio.create_task(self._listen(consumer))
         self._open.callback(listening.cancel)
         self._producer = producer
+
+    async def _receipt_partitions(self) -> list[TopicPartition]:
+        """Return the partitions of the receipts; ask without creating a topic, as a consumer or producer might."""
+        topic = f"{self._prefix}receipts.v1"
+        admin = AIOKafkaAdminClient(bootstrap_servers=self._bootstrap, **self._security)
+        try:
+            await admin.start()
+            (described,) = await admin.describe_topics([topic])
+        finally:
+            await admin.close()
+        if described["error_code"]:
+            why = for_code(described["error_code"]).__name__
+            raise UnreachableError(
+                f"there is no topic {topic} at {self._bootstrap} ({why}). Check the prefix, or create the topics with "
+                "`streamsched topics apply`."
+            )
+        return [TopicPartition(topic, partition["partition"]) for partition in described["partitions"]]
 
     async def _listen(self, consumer: AIOKafkaConsumer) -> None:
         async for message in consumer:
