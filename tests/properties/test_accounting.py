@@ -1,0 +1,191 @@
+"""Use, commitment and entitlement to the millisecond, against sums over every run of a history."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import pairwise
+
+from hypothesis import given
+
+from streamsched.model.events import BudgetTreeChanged, NodeHealth, PolicyAdopted, Record
+from streamsched.model.identifiers import parent_of
+from streamsched.model.quantities import WHOLE
+from streamsched.state.cluster import ClusterState
+from streamsched.state.usage import Budget
+from streamsched.state.workloads import Phase
+from tests.properties.histories import History, histories
+
+#: A budget in one of its lives: a removed one that comes back begins anew.
+Life = tuple[str, int]
+
+
+@dataclass
+class Spell:
+    """GPUs that one run held on one node."""
+
+    gpus: int
+    payers: frozenset[Life]
+    is_allocated: bool
+    begin_ms: int
+    end_ms: int | None = None
+
+
+@dataclass
+class Books:
+    """What an accountant writes down who looks at the cluster after every record, and computes nothing."""
+
+    spells: list[Spell] = field(default_factory=list)
+    open: dict[tuple[str, str, int], Spell] = field(default_factory=dict)
+    lives: dict[str, int] = field(default_factory=dict)
+    live: set[str] = field(default_factory=set)
+    payers: dict[tuple[str, int], frozenset[Life]] = field(default_factory=dict)
+    #: (from when, schedulable GPUs), and by budget (from when, share of the cluster).
+    capacity: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
+    quotas: dict[Life, list[tuple[int, int]]] = field(default_factory=dict)
+    #: Nothing from before is known any more, since the window was once no longer than that.
+    known_from_ms: int = -(10**18)
+    window_ms: int = ClusterState().policy.window_ms
+
+    def write(self, state: ClusterState, record: Record, before_change: str | None) -> None:
+        """Look at the state after a record."""
+        now = state.now_ms
+        event = record.event
+        if isinstance(event, BudgetTreeChanged) and state.budgets.change != before_change:
+            self._change_tree(event, now)
+        if isinstance(event, PolicyAdopted) and state.policy.window_ms != self.window_ms:
+            shorter = min(state.policy.window_ms, self.window_ms)
+            self.known_from_ms = max(self.known_from_ms, now - shorter)
+            self.window_ms = state.policy.window_ms
+        capacity = 0
+        holds: set[tuple[str, str, int]] = set()
+        for node in state.nodes.values():
+            held = sum(mask.bit_count() for mask in node.held.values())
+            capacity += {NodeHealth.HEALTHY: node.gpus, NodeHealth.UNHEALTHY: held, NodeHealth.LOST: 0}[node.health]
+            for (workload, attempt), mask in node.held.items():
+                key = (node.id, workload, attempt)
+                holds.add(key)
+                if key not in self.open:
+                    live = state.workloads[workload]
+                    payers = self.payers[workload, live.submitted_ms]
+                    spell = Spell(mask.bit_count(), payers, live.min_runtime_ms > 0, now)
+                    self.open[key] = spell
+                    self.spells.append(spell)
+        for key in set(self.open) - holds:
+            self.open.pop(key).end_ms = now
+        if capacity != self.capacity[-1][1]:
+            self.capacity.append((now, capacity))
+        for workload_now in state.workloads.values():
+            names = ["", *_with_parents(workload_now.budget.id)]
+            key_of_life = (workload_now.id, workload_now.submitted_ms)
+            if key_of_life not in self.payers:
+                self.payers[key_of_life] = frozenset((name, self.lives.get(name, 0)) for name in names)
+
+    def _change_tree(self, event: BudgetTreeChanged, now: int) -> None:
+        named = {share.budget: share.fraction_nano for share in event.budgets}
+        for name in named:
+            if name not in self.live:
+                self.lives[name] = self.lives.get(name, 0) + 1
+        self.live = set(named)
+        shares = {"": WHOLE}
+        for parent in ["", *sorted(named)]:
+            children = sorted(name for name in named if (parent_of(name) or "") == parent)
+            exact = {name: Fraction(shares[parent] * named[name], WHOLE) for name in children}
+            shares.update({name: int(share) for name, share in exact.items()})
+            spare = int(sum(exact.values())) - sum(int(share) for share in exact.values())
+            for name in sorted(children, key=lambda name: (int(exact[name]) - exact[name], name))[:spare]:
+                shares[name] += 1
+        for name in named:
+            self.quotas.setdefault((name, self.lives[name]), []).append((now, shares[name]))
+
+    def used_gpu_ms(self, life: Life, now: int, *, allocated: bool) -> int:
+        """Sum what was held inside the window, as far back as anything is known."""
+        since = max(now - self.window_ms, self.known_from_ms)
+        return sum(
+            spell.gpus * max(0, (now if spell.end_ms is None else spell.end_ms) - max(spell.begin_ms, since))
+            for spell in self.spells
+            if life in spell.payers and spell.is_allocated is allocated
+        )
+
+    def entitled_gpu_ms(self, life: Life, now: int, floor_ms: int) -> int:
+        """Integrate share x capacity over the window, moment of change by moment of change."""
+        since = max(now - self.window_ms, self.known_from_ms)
+        quotas = self.quotas[life] if life[0] else [(0, WHOLE)]
+        moments = sorted({since, now, *(at for at, _ in self.capacity), *(at for at, _ in quotas)})
+        nano = 0
+        for begin, end in pairwise(moments):
+            if begin >= since and end <= now:
+                nano += _level(self.capacity, begin) * _level(quotas, begin) * (end - begin)
+        return max(nano, quotas[-1][1] * self.capacity[-1][1] * floor_ms) // WHOLE
+
+
+def _level(steps: list[tuple[int, int]], at_ms: int) -> int:
+    level = 0
+    for begin, value in steps:
+        if begin <= at_ms:
+            level = value
+    return level
+
+
+def _with_parents(budget: str) -> list[str]:
+    segments = budget.split("/")
+    return ["/".join(segments[: depth + 1]) for depth in range(len(segments))]
+
+
+def _committed_gpu_ms(state: ClusterState, budget: Budget) -> int:
+    """Sum the protected time ahead of whole, unstopped allocated gangs; before the start it is all of it."""
+    total = 0
+    for workload in state.workloads.values():
+        run = workload.run
+        if run is None or not workload.min_runtime_ms or budget not in workload.budget.path or run.stop is not None:
+            continue
+        timeout = workload.timeout_ms
+        least = workload.min_runtime_ms if timeout is None else min(workload.min_runtime_ms, timeout)
+        gpus = workload.ranks * workload.gpus_per_rank
+        if workload.phase is Phase.PLANNED:
+            total += gpus * least
+        elif len(run.held) == len(run.places):
+            ahead = least if run.started_ms is None else max(0, run.started_ms + least - state.now_ms)
+            total += gpus * ahead
+    return total
+
+
+@given(histories())
+def test_use_is_the_sum_of_what_was_held(history: History) -> None:
+    """Charged time is that of allocated runs from bound to released, clipped to the window; unallocated time likewise.
+
+    For leaves and for inner budgets, after removals and returns of budgets, and after changes of the window.
+    """
+    books = Books()
+    change: str | None = None
+    for state, record, _ in history.folded():
+        books.write(state, record, change)
+        change = state.budgets.change
+        now = state.now_ms
+        for budget in state.budgets.root.below():
+            life = (budget.id, books.lives.get(budget.id, 0))
+            assert budget.charged_gpu_ms(now) == books.used_gpu_ms(life, now, allocated=True)
+            assert budget.unallocated_gpu_ms(now) == books.used_gpu_ms(life, now, allocated=False)
+
+
+@given(histories())
+def test_entitlement_is_the_integral_of_share_and_capacity(history: History) -> None:
+    """A change of the tree or of the nodes counts from its moment on, and at least the share over the floor is due."""
+    books = Books()
+    change: str | None = None
+    for state, record, _ in history.folded():
+        books.write(state, record, change)
+        change = state.budgets.change
+        now, floor_ms = state.now_ms, state.policy.min_runtime_cap_ms
+        assert state.budgets.capacity_gpus == books.capacity[-1][1]
+        for budget in state.budgets.root.below():
+            life = (budget.id, books.lives.get(budget.id, 0))
+            assert budget.entitled_gpu_ms(now) == books.entitled_gpu_ms(life, now, floor_ms)
+
+
+@given(histories())
+def test_commitment_is_what_is_left_of_protected_time(history: History) -> None:
+    """Only live allocated gangs commit, from the plan on, and no longer once their first GPUs are back."""
+    for state, _, _ in history.folded():
+        for budget in state.budgets.root.below():
+            assert budget.committed_gpu_ms(state.now_ms) == _committed_gpu_ms(state, budget)
