@@ -85,9 +85,12 @@ class HealthAgent:
         @app.agent(heartbeats, name="health", concurrency=1)
         async def health_agent(records: StreamT[bytes]) -> None:
             """Note each heartbeat, and append what it changes."""
-            async for event in records.events():
+            # Acknowledged by hand: Faust also acknowledges what an agent has in hand when it is stopped.
+            by_hand: StreamT[bytes] = records.noack()  # type: ignore[attr-defined]  # On Stream, missing from StreamT.
+            async for event in by_hand.events():
                 try:
                     await self.take(event.message)
+                    event.ack()
                 except Exception as error:
                     fail_stop("the health agent failed", error, offset=event.message.offset)
 
@@ -141,6 +144,9 @@ class HealthAgent:
         ends: Mapping[int, int] | None
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
+                for tp in watched:
+                    if tp.partition in self._watch.unread:
+                        self._watch.begin(tp.partition, await self._app.consumer.position(tp) or 0)
                 ends = {tp.partition: end for tp, end in (await self._app.consumer.highwaters(*watched)).items()}
         except Exception as error:  # Whatever kept the broker from answering, we did not hear.
             _log.warning("the broker did not say where the heartbeats end", error=repr(error))

@@ -53,6 +53,15 @@ class NodeWatch:
         self._read.clear()
         self._ends = {}
 
+    @property
+    def unread(self) -> set[int]:
+        """The watched partitions of which nothing is known yet, neither a record nor where reading begins."""
+        return self._hearing_since_ms.keys() - self._read.keys()
+
+    def begin(self, partition: int, position: int) -> None:
+        """Note where reading of a partition begins: what lies before was read by somebody else."""
+        self._read.setdefault(partition, position)
+
     def read(self, partition: int, offset: int) -> None:
         """Note that a record was read, a heartbeat or not."""
         self._read[partition] = offset + 1

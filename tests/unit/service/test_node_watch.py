@@ -124,6 +124,18 @@ def test_silence_does_not_count_while_we_are_behind(worker: Worker) -> None:
     assert worker.pass_time(SECOND) == ["n1"]
 
 
+def test_what_was_read_before_us_does_not_make_us_late(worker: Worker) -> None:
+    """A partition in which the only node has died gets no record any more that would show how far we are."""
+    worker.known = {"n1": HEALTHY}
+    worker.end = 4_711
+    assert worker.watch.unread == {3}
+    worker.watch.begin(3, 4_711)
+
+    assert worker.watch.unread == set()
+    assert worker.pass_time(LEASE - SECOND) == []
+    assert worker.pass_time(SECOND) == ["n1"]
+
+
 def test_silence_does_not_count_while_we_were_paused(worker: Worker) -> None:
     """A worker that was stopped for a minute has heard nobody."""
     worker.hear(beat())
