@@ -35,7 +35,8 @@ def decide(state: ClusterState) -> RoundProposed | None:
     limit = state.policy.placements_per_round
     placements: list[ProposedPlacement] = []
     for backlog, allocated in ((state.allocated, True), (state.unallocated, False)):
-        _settle(draft, backlog, placements, limit, allocated=allocated)
+        if backlog.size:
+            _settle(draft, backlog, placements, limit, allocated=allocated)
     if not placements:
         return None
     return RoundProposed(

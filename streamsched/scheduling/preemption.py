@@ -85,7 +85,11 @@ class _Search:
         missing = ranks - self.slots
         for free in range(len(self.pool.free.nodes) - 1, -1, -1):
             nodes = self._nodes_with_more(free)
+            # What a node with so many free GPUs can offer at the very best: one gang of just what a rank lacks there.
+            ideal = _Offer((self.gpus_per_rank - free % self.gpus_per_rank, 1, 0), [], missing)
             while nodes:
+                if best is not None and not self.freed and not ideal.is_better_than(best):
+                    break
                 bit = nodes & -nodes
                 nodes ^= bit
                 found = self._cheapest_on(self.pool.nodes[bit.bit_length() - 1])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from streamsched.model.events import NodeHealth
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection
 
 #: The most GPUs that a node can have.
 MAX_GPUS = 16
@@ -194,24 +194,26 @@ class Inventory:
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
+        #: In the order of their names.
         self.pools: dict[str, Pool] = {}
         #: Rises whenever a node offers more than before: what did not fit may fit now.
         self.gains = 0
         #: GPUs of healthy nodes, and GPUs still held on unhealthy ones.
         self.capacity_gpus = 0
 
-    def candidates(self, pool: str | None) -> Iterator[Pool]:
-        """Yield the pools that a request for `pool` (None: any) may use, by name."""
+    def candidates(self, pool: str | None) -> Collection[Pool]:
+        """Return the pools that a request for `pool` (None: any) may use, by name."""
         if pool is None:
-            for id_ in sorted(self.pools):
-                yield self.pools[id_]
-        elif pool in self.pools:
-            yield self.pools[pool]
+            return self.pools.values()
+        return [self.pools[pool]] if pool in self.pools else []
 
     def add(self, node: Node) -> None:
         """Take a new node into its pool."""
         self.nodes[node.id] = node
-        pool = self.pools.setdefault(node.pool, Pool(node.pool))
+        if node.pool not in self.pools:
+            self.pools[node.pool] = Pool(node.pool)
+            self.pools = dict(sorted(self.pools.items()))
+        pool = self.pools[node.pool]
         index = bisect_left(pool.nodes, node.place_key, key=lambda other: other.place_key)
         for later in pool.nodes[index:]:
             later.index += 1
