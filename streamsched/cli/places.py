@@ -6,6 +6,7 @@ All three answer with the same values. A recorded ledger, and Kafka, are answere
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -96,13 +97,14 @@ def place_of(address: str, at: Moment | None = None, progress: Progress | None =
             f"--from is {address!r}; name a service (http://127.0.0.1:7070), a cluster on Kafka "
             "(kafka://HOST:PORT/PREFIX) or the path of a ledger.",
         )
-    return _Recorded(ledger_address(address), at, progress, None)
+    return _Recorded(address, at, progress, None)
 
 
-def ledger_address(path: str) -> str:
-    """Return the ledger that a path names: itself, or the one inside a data directory of ``streamsched up``."""
-    inside = Path(path) / UP_LEDGER
-    return str(inside) if inside.is_file() else path
+async def open_recorded(address: str) -> Ledger:
+    """Open a ledger for reading: one of `open_ledger`'s addresses, or a data directory of ``streamsched up``."""
+    _hush_kafka()
+    inside = Path(address) / UP_LEDGER
+    return await open_ledger(str(inside) if inside.is_file() else address)
 
 
 class _Service:
@@ -165,7 +167,7 @@ class _Recorded:
         return asyncio.run(self._fold(chronicle))
 
     async def _fold(self, chronicle: Chronicle | None) -> ClusterState:
-        ledger = await open_ledger(self._address)
+        ledger = await open_recorded(self._address)
         try:
             return await fold(
                 ledger,
@@ -188,6 +190,7 @@ class _Recorded:
     async def _ask_kafka(
         self, ask: Callable[[KafkaClient], Coroutine[Any, Any, Receipt]], bootstrap: str, prefix: str
     ) -> Receipt:
+        _hush_kafka()
         async with KafkaClient(bootstrap, prefix) as client:
             return await ask(client)
 
@@ -205,3 +208,8 @@ async def until_cursor(ledger: Ledger, at: Moment | None) -> int | None:
         last = f"the last is at {end - 1}" if end else "it is empty"
         raise RequestError("not_found", f"--at is {at.cursor}, and the ledger has no such record: {last}.")
     return at.cursor + 1
+
+
+def _hush_kafka() -> None:
+    """Keep aiokafka's log off the screen: it repeats by itself what fails, and what fails for good our errors tell."""
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,10 +15,9 @@ from rich.progress import Progress as Bar
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from streamsched.cli.moments import Moment
-from streamsched.cli.places import ledger_address, until_cursor
+from streamsched.cli.places import open_recorded, until_cursor
 from streamsched.cli.screens import console
 from streamsched.ledgers.archive import archive_ledger
-from streamsched.ledgers.opening import open_ledger
 from streamsched.replay.answers import Summary, summary
 from streamsched.replay.audit import Audit, audited_state
 from streamsched.replay.replayer import Progress
@@ -46,7 +46,7 @@ class Archived(BaseModel):
 
 async def replayed(ledger: str, at: Moment | None, progress: Progress) -> Replayed:
     """Fold a ledger up to a moment, or whole."""
-    opened = await open_ledger(ledger_address(ledger))
+    opened = await open_recorded(ledger)
     try:
         until = await until_cursor(opened, at)
         at_ms = at.at_ms if at is not None else None
@@ -58,7 +58,7 @@ async def replayed(ledger: str, at: Moment | None, progress: Progress) -> Replay
 
 async def archived(ledger: str, directory: Path) -> int:
     """Copy a ledger into an archive; return how many records that holds."""
-    opened = await open_ledger(ledger_address(ledger))
+    opened = await open_recorded(ledger)
     try:
         return await archive_ledger(opened, directory)
     finally:
@@ -83,20 +83,23 @@ def folded(records: int) -> None:
 
 def told_up(started: Started) -> None:
     """Say that the embedded service answers, and what to do next."""
-    out = console()
-    before = f", went on after {started.records} records" if started.records else ", new"
-    out.print(f"streamsched is up at {started.url}")
-    out.print(f"  ledger   {started.ledger}{before}")
-    out.print(f"  nodes    {started.nodes} virtual with {started.gpus} GPUs" if started.nodes else _NO_NODES)
-    out.print(f"  budgets  {started.budgets}" if started.budgets else _NO_BUDGETS)
-    if started.live:
-        out.print(f"  live     {started.live} workloads go on")
-    out.print("Stop with Ctrl-C. Ask with: streamsched jobs, streamsched shares, streamsched nodes")
-    out.file.flush()
+    before = f"went on after {started.records} records" if started.records else "new"
+    nodes = f"{started.nodes} virtual with {started.gpus} GPUs"
+    budgets = str(started.budgets)
+    lines = [
+        f"streamsched is up at {started.url}",
+        f"  ledger   {started.ledger}, {before}",
+        f"  nodes    {nodes if started.nodes else _NO_NODES}",
+        f"  budgets  {budgets if started.budgets else _NO_BUDGETS}",
+        *([f"  live     {started.live} workloads go on"] if started.live else []),
+        "Stop with Ctrl-C. Ask with: streamsched jobs, streamsched shares, streamsched nodes",
+    ]
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
 
 
-_NO_NODES = "  nodes    none: start with --nodes 4x8 for four virtual ones of 8 GPUs"
-_NO_BUDGETS = "  budgets  none: start with --budget NAME=FRACTION, or run `streamsched budgets apply FILE`"
+_NO_NODES = "none: start with --nodes 4x8 for four virtual ones of 8 GPUs"
+_NO_BUDGETS = "none: start with --budget NAME=FRACTION, or run `streamsched budgets apply FILE`"
 
 
 def until_stopped(work: Coroutine[Any, Any, None]) -> None:

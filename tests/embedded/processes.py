@@ -54,7 +54,9 @@ class Up:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.said.append(line)
-            if (match := _UP.search(line)) is not None:
+            if line.startswith("Stop with"):  # The last line of what it says when it is up.
+                match = _UP.search(self.said[0])
+                assert match is not None
                 return match[1]
         _, errors = self.process.communicate(timeout=PATIENCE_SECONDS)
         pytest.fail(f"streamsched up ended with {self.process.returncode}: {errors}")
