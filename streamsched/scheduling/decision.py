@@ -74,8 +74,13 @@ def _settle(
         taken = draft.taken[queue] = draft.taken.get(queue, 0) + 1
         if allocated:
             draft.commit(workload.budget, workload.gpus * workload.effective_min_ms)
-        still = {shape: queues for shape, queues in fitting.items() if _fits(draft, shape, displacing=allocated)}
-        if len(still) < len(fitting) or taken == len(queue.entries):
+        if taken == len(queue.entries):
+            fitting[queue.shape].remove(queue)
+            turns = None
+        still = {
+            shape: queues for shape, queues in fitting.items() if queues and _fits(draft, shape, displacing=allocated)
+        }
+        if len(still) < len(fitting):
             fitting, turns = still, None
 
 

@@ -7,6 +7,7 @@ in the topology are neighbours in that order.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from streamsched.model.events import Seat
@@ -70,6 +71,12 @@ def seats_of(shares: list[Share], gpus_per_rank: int) -> tuple[Seat, ...]:
         rest = mask
         while rest:
             chosen = lowest_bits(rest, gpus_per_rank)
-            seats.append(Seat(rank=len(seats), node=node.id, gpu_mask=chosen))
+            seats.append(_seat(len(seats), node.id, chosen))
             rest &= ~chosen
     return tuple(seats)
+
+
+@lru_cache(maxsize=16_384)
+def _seat(rank: int, node: str, gpu_mask: int) -> Seat:
+    """Return a seat, checked once: the same few are taken again and again."""
+    return Seat(rank=rank, node=node, gpu_mask=gpu_mask)
