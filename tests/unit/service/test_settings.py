@@ -92,6 +92,14 @@ def test_a_key_that_nothing_reads_is_refused(tmp_path: Path) -> None:
         load_settings(environment={"STREAMSCHED_LEESE_MS": "5"})
 
 
+def test_the_example_file_is_the_defaults() -> None:
+    """Nobody has to guess what a setting is without it, and the file names every one."""
+    example = Path("deploy/streamsched.example.toml")
+
+    assert load_settings(example).model_dump() == load_settings().model_dump()
+    assert all(name in example.read_text() for name in ServiceSettings.model_fields)
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     """Missing, or no TOML."""
     with pytest.raises(ConfigurationError, match=r"absent\.toml cannot be read"):
