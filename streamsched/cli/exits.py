@@ -10,7 +10,7 @@ NEGATIVE = 1
 USAGE = 2
 #: Nobody answered.
 UNREACHABLE = 3
-#: A bug or a broken invariant: the process stopped rather than go on.
+#: A bug, a broken invariant or a ledger that is not whole: the process stopped rather than go on.
 HALTED = 70
 #: Whoever read our output went away.
 BROKEN_PIPE = 141

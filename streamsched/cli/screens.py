@@ -114,7 +114,7 @@ def nodes(answer: Nodes) -> RenderableType:
 
 def shares(answer: Shares) -> RenderableType:
     """Return the budget tree as a table, children indented below their parent."""
-    due, now = (">of parent", ">of cluster", ">due GPU-h"), (">ratio", ">free GPU-h", ">GPUs now", ">waiting")
+    due, now = (">of parent", ">of cluster", ">due GPU-h"), (">ratio", ">uncharged GPU-h", ">GPUs now", ">waiting")
     table = _table(
         ("budget", *due, ">used GPU-h", ">ahead", *now),
         [
@@ -136,8 +136,7 @@ def shares(answer: Shares) -> RenderableType:
     window = format_duration(answer.window_ms)
     legend = Text(
         f"Over the last {window}: ratio = (used + ahead) / due; below 1, time is owed.\n"
-        "ahead = protected time still to come; free = unallocated time, charged to nobody; "
-        "GPUs now = allocated + unallocated.",
+        "ahead = protected time still to come; uncharged = unallocated time; GPUs now = allocated + unallocated.",
         "dim",
     )
     return Group(table, legend, _as_of(answer, f"{answer.capacity_gpus} GPUs can be scheduled"))

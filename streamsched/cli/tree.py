@@ -32,7 +32,8 @@ With --json each prints one JSON document on one line, the same that the service
 milliseconds since 1970 UTC.
 
 Exit codes: 0 done, yes. 1 done, and the answer is no: rejected, not found, not whole, different. 2 the request or a
-setting is wrong, nothing was done. 3 nobody answered. 70 stopped by an internal error. 130 interrupted. 141 the
+setting is wrong, nothing was done. 3 nobody answered. 70 stopped rather than go on: a bug, or a ledger that is not
+whole. 130 interrupted. 141 the
 reader of the output went away. `serve` ends with 78 where 2 is meant, as service managers know it.
 """
 
@@ -149,7 +150,7 @@ def up(
     from streamsched.cli.running import folded, told_up
     from streamsched.embedded.app import Settings
     from streamsched.embedded.app import up as run
-    from streamsched.errors import RequestError
+    from streamsched.errors import LedgerError, ReplayDivergenceError, RequestError
 
     if budget and budgets is not None:
         raise RequestError("invalid", "--budget and --budgets are both given; give one of them.")
@@ -162,7 +163,11 @@ def up(
         speed=speed,
         budgets=tree,
     )
-    run(settings, started=told_up, progress=folded)
+    try:
+        run(settings, started=told_up, progress=folded)
+    except (LedgerError, ReplayDivergenceError) as error:
+        typer.echo(f"streamsched: stopped: {error}", err=True)
+        raise typer.Exit(exits.HALTED) from None
 
 
 @app.command(rich_help_panel=_RUN)

@@ -149,7 +149,7 @@ async def _work(settings: Settings, engine: Engine, nodes: LocalNodes, ready: Ca
 @asynccontextmanager
 async def _listening(settings: Settings, engine: Engine) -> AsyncIterator[str]:
     """Answer requests while the context is open; give the URL."""
-    app = application(engine, hosts=frozenset({settings.host}))
+    app = application(engine, host=settings.host)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_SECONDS)
     await runner.setup()
     try:

@@ -43,15 +43,15 @@ CONTROL = frozenset({"budget_tree_changed", "policy_adopted", "workload_repriori
 _Answer = tuple[Receipt, HTTPStatus]
 
 
-def application(engine: Engine, *, hosts: frozenset[str]) -> web.Application:
+def application(engine: Engine, *, host: str) -> web.Application:
     """Return the HTTP application of an engine.
 
     Args:
         engine: Live, or about to be.
-        hosts: The names of this host, as requests may write them.
+        host: The address it listens at. At a loopback address, requests may not name another host.
     """
     endpoints = _Endpoints(engine)
-    app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_guard(hosts), _problems_as_json])
+    app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_guard(host), _problems_as_json])
     app.add_routes(
         [
             web.post("/v1/workloads", endpoints.submit),
@@ -227,18 +227,17 @@ async def _problems_as_json(request: web.Request, handler: Handler) -> web.Strea
         return _problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal", reason)
 
 
-def _guard(hosts: frozenset[str]) -> Middleware:
+def _guard(listens_at: str) -> Middleware:
     """Return the check that no web page of another origin is behind a request."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         name = urlsplit(f"//{request.host}").hostname or ""
-        if name not in hosts and not _is_loopback(name):
-            known = ", ".join(sorted(hosts))
+        if _is_loopback(listens_at) and not _is_loopback(name):
             return _problem(
                 HTTPStatus.MISDIRECTED_REQUEST,
                 "wrong_host",
-                f"Host is {name!r}, which is not this service; write {known}.",
+                f"Host is {name!r}, which is not this service; write {listens_at}.",
             )
         if request.method == "POST" and request.content_type != "application/json":
             return _problem(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -68,14 +69,14 @@ class Chronicle:
             only: Listen for this workload alone, which costs less.
         """
         self._only = only
-        self._stories: dict[str, list[Happening]] = {}
+        self._stories: dict[str, list[_Line]] = {}
         self._submissions: dict[str, WorkloadSubmitted] = {}
         self._before: dict[str, _Moment] = {}
         self._observed = 0
 
     def story(self, workload: str) -> Sequence[Happening]:
         """Return what happened to a workload, oldest first; nothing for one that is not known."""
-        return tuple(self._stories.get(workload, ()))
+        return tuple(Happening(**line._asdict()) for line in self._stories.get(workload, ()))
 
     def submission(self, workload: str) -> WorkloadSubmitted | None:
         """Return what was asked for, also when the workload has ended."""
@@ -108,16 +109,25 @@ class Chronicle:
         else:
             self._before[workload] = after
         if text and after.phase is not None:
-            happening = Happening(
-                cursor=cursor, at_ms=state.now_ms, event=event.type, phase=after.phase, attempt=after.attempt, text=text
-            )
-            self._stories.setdefault(workload, []).append(happening)
+            line = _Line(cursor, state.now_ms, event.type, after.phase, after.attempt, text)
+            self._stories.setdefault(workload, []).append(line)
 
     def _forget(self, state: ClusterState) -> None:
         for workload in [w for w in self._stories if w not in state.workloads and w not in state.finished]:
             del self._stories[workload]
             self._submissions.pop(workload, None)
             self._before.pop(workload, None)
+
+
+class _Line(NamedTuple):
+    """A `Happening` as it is kept: a chronicle may hold hundreds of thousands."""
+
+    cursor: int
+    at_ms: int
+    event: str
+    phase: Phase
+    attempt: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -152,6 +153,21 @@ def test_other_budgets_than_the_ledger_has_are_refused(tmp_path: Path) -> None:
 
     assert second.returncode == 2
     assert "streamsched budgets apply FILE" in second.stderr
+
+
+def test_a_ledger_that_is_not_whole_is_not_scheduled_on(tmp_path: Path) -> None:
+    """A record is missing: the process stops with a code of its own rather than decide on another history."""
+    with up(tmp_path, "--nodes", "2x8"):
+        pass
+    with sqlite3.connect(tmp_path / "ledger.sqlite") as database:
+        database.execute("DELETE FROM records WHERE cursor = 0")
+    database.close()
+
+    second = run("up", "--data", str(tmp_path), "--port", "0")
+
+    assert second.returncode == 70
+    assert "jumps from cursor 0 to 1" in second.stderr
+    assert "Traceback" not in second.stderr
 
 
 def _submit_all(url: str, requests: list[WorkloadSubmitted], acknowledged: dict[str, Receipt]) -> None:

@@ -246,6 +246,6 @@ def test_help_documents_the_exit_codes(run: Run) -> None:
         "0 done, yes",
         "1 done, and the answer is no",
         "3 nobody answered",
-        "70 stopped by an internal error",
+        "70 stopped rather than go on",
     ):
         assert words in text

@@ -34,7 +34,7 @@ async def url() -> AsyncIterator[str]:
     events: list[Event] = [*stories.nodes(2), stories.budgets(a=1.0)]
     for event in events:
         await engine.report(event)
-    async with TestServer(application(engine, hosts=frozenset({"127.0.0.1"}))) as server:
+    async with TestServer(application(engine, host="127.0.0.1")) as server:
         yield str(server.make_url("")).rstrip("/")
 
 

@@ -50,7 +50,7 @@ async def engine(ledger: MemoryLedger) -> AsyncIterator[Engine]:
 
 @pytest.fixture
 async def service(engine: Engine) -> AsyncIterator[Service]:
-    async with TestClient(TestServer(application(engine, hosts=frozenset({"127.0.0.1"})))) as client:
+    async with TestClient(TestServer(application(engine, host="127.0.0.1"))) as client:
         yield client
 
 
@@ -314,6 +314,12 @@ async def test_what_a_web_page_could_send_is_refused(service: Service) -> None:
     assert "application/json" in (await plain.json())["error"]["reason"]
     assert rebound.status == 421
     assert "evil.example" in (await rebound.json())["error"]["reason"]
+
+
+async def test_a_service_for_a_network_answers_to_every_name(engine: Engine) -> None:
+    """Whoever opens it to others gives it names that only they know."""
+    async with TestClient(TestServer(application(engine, host="0.0.0.0"))) as service:
+        assert (await service.get("/healthz", headers={"Host": "gpu-head.example:7070"})).status == 200
 
 
 async def test_a_body_that_is_too_large_is_refused(service: Service) -> None:
