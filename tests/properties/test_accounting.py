@@ -13,7 +13,7 @@ from streamsched.model.identifiers import parent_of
 from streamsched.model.quantities import WHOLE
 from streamsched.state.cluster import ClusterState
 from streamsched.state.usage import Budget
-from streamsched.state.workloads import Phase
+from streamsched.state.workloads import Phase, Workload
 from tests.properties.histories import History, histories
 
 #: A budget in one of its lives: a removed one that comes back begins anew.
@@ -39,7 +39,8 @@ class Books:
     open: dict[tuple[str, str, int], Spell] = field(default_factory=dict)
     lives: dict[str, int] = field(default_factory=dict)
     live: set[str] = field(default_factory=set)
-    payers: dict[tuple[str, int], frozenset[Life]] = field(default_factory=dict)
+    #: By workload; one whose id is used again after it was forgotten is another one.
+    payers: dict[Workload, frozenset[Life]] = field(default_factory=dict)
     #: (from when, schedulable GPUs), and by budget (from when, share of the cluster).
     capacity: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
     quotas: dict[Life, list[tuple[int, int]]] = field(default_factory=dict)
@@ -57,6 +58,10 @@ class Books:
             shorter = min(state.policy.window_ms, self.window_ms)
             self.known_from_ms = max(self.known_from_ms, now - shorter)
             self.window_ms = state.policy.window_ms
+        for waiting in state.workloads.values():
+            if waiting not in self.payers:
+                names = ["", *_with_parents(waiting.budget.id)]
+                self.payers[waiting] = frozenset((name, self.lives.get(name, 0)) for name in names)
         capacity = 0
         holds: set[tuple[str, str, int]] = set()
         for node in state.nodes.values():
@@ -67,19 +72,13 @@ class Books:
                 holds.add(key)
                 if key not in self.open:
                     live = state.workloads[workload]
-                    payers = self.payers[workload, live.submitted_ms]
-                    spell = Spell(mask.bit_count(), payers, live.min_runtime_ms > 0, now)
+                    spell = Spell(mask.bit_count(), self.payers[live], live.min_runtime_ms > 0, now)
                     self.open[key] = spell
                     self.spells.append(spell)
         for key in set(self.open) - holds:
             self.open.pop(key).end_ms = now
         if capacity != self.capacity[-1][1]:
             self.capacity.append((now, capacity))
-        for workload_now in state.workloads.values():
-            names = ["", *_with_parents(workload_now.budget.id)]
-            key_of_life = (workload_now.id, workload_now.submitted_ms)
-            if key_of_life not in self.payers:
-                self.payers[key_of_life] = frozenset((name, self.lives.get(name, 0)) for name in names)
 
     def _change_tree(self, event: BudgetTreeChanged, now: int) -> None:
         named = {share.budget: share.fraction_nano for share in event.budgets}

@@ -33,6 +33,7 @@ from streamsched.state.cluster import ClusterState
 from streamsched.state.invariants import check
 from streamsched.state.reasons import Ignored
 from streamsched.state.snapshot import digest, freeze, thaw
+from streamsched.state.workloads import Workload
 from streamsched.wire.codec import decode, encode
 from tests.properties.histories import History, histories
 
@@ -52,7 +53,7 @@ def test_commands_are_new_and_never_contradict_each_other(history: History) -> N
     Who sits there is told from the node's own side: what it was told to place, until it said that it is gone. A
     place that a lost node has not obeyed yet is forgotten when the node comes back without it.
     """
-    places: set[tuple[str, str, int]] = set()
+    places: dict[Workload, set[tuple[str, int]]] = {}
     sits: dict[str, dict[tuple[str, int], tuple[int, tuple[int, int]]]] = {}
     lost: dict[str, set[tuple[str, int]]] = {}
     last = (-1, -1)
@@ -85,8 +86,9 @@ def test_commands_are_new_and_never_contradict_each_other(history: History) -> N
             assert id_[0] == record.cursor
             if not isinstance(command, Place):
                 continue
-            assert (command.node, command.workload, command.attempt) not in places
-            places.add((command.node, command.workload, command.attempt))
+            placed = places.setdefault(state.workloads[command.workload], set())
+            assert (command.node, command.attempt) not in placed
+            placed.add((command.node, command.attempt))
             node = state.nodes[command.node]
             assert node.health is NodeHealth.HEALTHY
             mask = 0
@@ -102,14 +104,16 @@ def test_commands_are_new_and_never_contradict_each_other(history: History) -> N
 @given(histories())
 def test_a_gang_is_placed_whole_or_not_at_all(history: History) -> None:
     """One record gives the places of all ranks of an attempt, each rank once, in one pool."""
-    contracts = submissions(history)
-    for state, _, effects in history.folded():
+    contracts: dict[Workload, WorkloadSubmitted] = {}
+    for state, record, effects in history.folded():
+        if isinstance(record.event, WorkloadSubmitted) and record.event.workload in state.workloads:
+            contracts.setdefault(state.workloads[record.event.workload], record.event)
         gangs: dict[tuple[str, int], list[Place]] = {}
         for command in effects.commands:
             if isinstance(command, Place) and command_order(command.command)[0] == state.next_cursor - 1:
                 gangs.setdefault((command.workload, command.attempt), []).append(command)
         for (workload, _), places in gangs.items():
-            contract = contracts[workload, state.workloads[workload].submitted_ms]
+            contract = contracts[state.workloads[workload]]
             seats = [seat for place in places for seat in place.seats]
             assert sorted(seat.rank for seat in seats) == list(range(contract.ranks))
             assert {seat.gpu_mask.bit_count() for seat in seats} == {contract.gpus_per_rank}
@@ -268,15 +272,3 @@ def shown(effects: Effects) -> tuple[list[Command], list[Any], list[list[str]]]:
     """All that the effects say."""
     views = [list(effects.budgets), list(effects.nodes), list(effects.workloads)]
     return effects.commands, list(effects.receipts), views
-
-
-def submissions(history: History) -> dict[tuple[str, int], WorkloadSubmitted]:
-    """Every contract, by workload and the moment at which it was taken: a forgotten id may be used again."""
-    contracts: dict[tuple[str, int], WorkloadSubmitted] = {}
-    for state, record, _ in history.folded():
-        event = record.event
-        if isinstance(event, WorkloadSubmitted):
-            live = state.workloads.get(event.workload)
-            if live is not None and live.submitted_ms == state.now_ms:
-                contracts.setdefault((event.workload, state.now_ms), event)
-    return contracts
