@@ -39,6 +39,7 @@ class LocalNodes:
         self._speed = speed
         self._clock = clock
         self._nodes: dict[str, VirtualNode] = {}
+        self._commands: list[Command] = []
         self._due: list[tuple[int, int, VirtualNode, Report]] = []
         self._planned = 0
         self._changed = asyncio.Event()
@@ -81,18 +82,16 @@ class LocalNodes:
             self._nodes[spec.node] = node
             self._plan(node, node.planned)
         # A node that has obeyed nothing yet has nothing to remember.
-        self._store.save([node.record() for node in self._nodes.values() if node.watermark is not None], {})
+        self._save(node for node in self._nodes.values() if node.watermark is not None)
 
     def obey(self, commands: Sequence[Command]) -> None:
-        """Hand commands to their nodes. Those for a node that is not here are sent again until it is back."""
-        now_ms = self._clock()
-        obeying: dict[str, VirtualNode] = {}
-        for command in commands:
-            node = self._nodes.get(command.node)
-            if node is not None:
-                self._plan(node, node.obey(command, now_ms))
-                obeying[node.node] = node
-        self._store.save([node.record() for node in obeying.values()], {})
+        """Take commands; `run` hands them to their nodes.
+
+        They wait while reports are on their way: a release may lead to a placement on the same GPUs before its sender
+        has heard that it arrived, and to the node those GPUs are taken until then. Commands for a node that is not
+        here are dropped, and sent again until it is back.
+        """
+        self._commands.extend(commands)
         self._changed.set()
 
     async def report_presence(self, report: Callable[[Event], Awaitable[None]], known: Mapping[str, Node]) -> None:
@@ -113,18 +112,17 @@ class LocalNodes:
         await asyncio.gather(*(report(fact) for fact in facts))
 
     async def run(self, report: Callable[[Event], Awaitable[None]]) -> None:
-        """Send every report when it is due. Ends only by an error, or by being cancelled."""
+        """Let the nodes obey, and send every report when it is due. Ends only by an error, or by being cancelled."""
         while True:
             self._changed.clear()
+            self._obey_all()
             due = self._take_due()
             if due:
                 # Begun in this order, so the ledger has those of a node in the order in which they became true.
                 await asyncio.gather(*(report(sent.fact) for _, sent in due))
                 for node, sent in due:
-                    if not sent.withdrawn:  # A stop may have come while it was on its way; its own report then follows.
-                        node.sent(sent)
-                changed = {node.node: node for node, _ in due}
-                self._store.save([node.record() for node in changed.values()], {})
+                    node.sent(sent)
+                self._save(node for node, _ in due)
                 continue
             pause_ms = self._due[0][0] - self._clock() if self._due else None
             try:
@@ -132,6 +130,22 @@ class LocalNodes:
                     await self._changed.wait()
             except TimeoutError:
                 continue
+
+    def _obey_all(self) -> None:
+        now_ms = self._clock()
+        obeying: list[VirtualNode] = []
+        for command in self._commands:
+            node = self._nodes.get(command.node)
+            if node is not None:
+                self._plan(node, node.obey(command, now_ms))
+                obeying.append(node)
+        self._commands.clear()
+        self._save(obeying)
+
+    def _save(self, nodes: Iterable[VirtualNode]) -> None:
+        changed = {node.node: node for node in nodes}
+        if changed:
+            self._store.save([node.record() for node in changed.values()], {})
 
     def _plan(self, node: VirtualNode, reports: Iterable[Report]) -> None:
         for report in reports:

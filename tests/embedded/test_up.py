@@ -108,6 +108,31 @@ def test_a_restart_goes_on_where_it_stopped(tmp_path: Path) -> None:
         assert client.explain("long").job.attempt == 1
 
 
+def test_an_allocated_request_takes_the_gpus_of_unallocated_work(tmp_path: Path) -> None:
+    """The victim leaves, the other starts at its first attempt on the freed GPUs, and both stories say why."""
+    with up(tmp_path, *CLUSTER[2:], "--nodes", "2x8") as service, Client(service.url) as client:
+        client.submit(
+            submission(
+                workload="batch", budget="b", ranks=2, gpus_per_rank=8, resumable=True, command=("sleep", "9000")
+            )
+        )
+        _eventually(lambda: client.explain("batch").job.phase == "running")
+        client.submit(
+            submission(
+                workload="urgent", budget="a", gpus_per_rank=8, min_runtime_ms=3_600_000, command=("sleep", "9000")
+            )
+        )
+        _eventually(lambda: client.explain("urgent").job.phase == "running")
+
+        urgent, batch = client.explain("urgent"), client.explain("batch")
+        assert urgent.job.attempt == 1
+        assert [line.phase.value for line in urgent.story] == ["queued", "planned", "bound", "running"]
+        assert batch.job.phase == "queued"
+        assert "for urgent" in " ".join(line.text for line in batch.story)
+        assert batch.verdict.fit is not None
+        assert (batch.verdict.fit.ranks_needed, batch.verdict.fit.ranks_free) == (2, 1)
+
+
 def test_nodes_that_are_not_hosted_any_more_are_lost(tmp_path: Path) -> None:
     """A cluster that is started with fewer nodes loses what ran on the others, says so, and requeues it."""
     with up(tmp_path, "--nodes", "2x8", "--budget", "a=100%") as service, Client(service.url) as client:

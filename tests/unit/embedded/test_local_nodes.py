@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from streamsched.embedded.local_nodes import LocalNodes
-from streamsched.model.commands import Place, Stop, StopReason
+from streamsched.model.commands import Command, Place, Stop, StopReason
 from streamsched.model.events import (
     Event,
     NodeHealth,
@@ -28,12 +28,14 @@ NOW_MS = 1_000_000
 
 
 class Clock:
-    """A clock that tests set."""
+    """A clock that tests set; it may go on by itself whenever it is looked at."""
 
     def __init__(self) -> None:
         self.now_ms = NOW_MS
+        self.step_ms = 0
 
     def __call__(self) -> int:
+        self.now_ms += self.step_ms
         return self.now_ms
 
 
@@ -60,11 +62,11 @@ def hosted(tmp_path: Path, clock: Clock) -> Iterator[Callable[..., LocalNodes]]:
         store.close()
 
 
-def place(node: str = "n1", seconds: int = 60, command: str = "5/0") -> Place:
+def place(node: str = "n1", seconds: int = 60, command: str = "5/0", workload: str = "w") -> Place:
     return Place(
         command=command,
         node=node,
-        workload="w",
+        workload=workload,
         attempt=1,
         seats=(Seat(rank=0, node=node, gpu_mask=0b1111),),
         ranks=1,
@@ -82,6 +84,19 @@ async def presence(nodes: LocalNodes, known: dict[str, Node] | None = None) -> l
 
     await nodes.report_presence(report, known or {})
     return facts
+
+
+async def obeyed(nodes: LocalNodes, *commands: Command) -> None:
+    """Run the nodes until they have taken the commands, and report nothing yet."""
+
+    async def report(fact: Event) -> None:
+        raise AssertionError(f"nothing is due yet, and {fact} was reported")
+
+    running = asyncio.ensure_future(nodes.run(report))
+    nodes.obey(commands)
+    await asyncio.sleep(0.001)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def reports(nodes: LocalNodes, count: int) -> list[Event]:
@@ -108,7 +123,7 @@ KNOWN = {"n1": Node("n1", "gpu", 8, (), NOW_MS)}
 
 async def test_a_run_outlives_the_process(hosted: Callable[..., LocalNodes], clock: Clock) -> None:
     """A node that is hosted again holds what it held, and the run ends when it would have."""
-    hosted(NodeSpec("n1")).obey([place()])
+    await obeyed(hosted(NodeSpec("n1")), place())
 
     again = hosted(NodeSpec("n1"), known=KNOWN)
 
@@ -127,10 +142,10 @@ async def test_a_command_that_was_obeyed_before_the_restart_is_not_obeyed_again(
     hosted: Callable[..., LocalNodes], clock: Clock
 ) -> None:
     """The watermark is remembered with the runs."""
-    hosted(NodeSpec("n1")).obey([place()])
+    await obeyed(hosted(NodeSpec("n1")), place())
     again = hosted(NodeSpec("n1"), known=KNOWN)
 
-    again.obey([place()])
+    await obeyed(again, place())
 
     clock.now_ms += 120_000
     kinds = [fact.type for fact in await reports(again, 3)]
@@ -139,7 +154,7 @@ async def test_a_command_that_was_obeyed_before_the_restart_is_not_obeyed_again(
 
 async def test_another_machine_of_the_same_name_begins_empty(hosted: Callable[..., LocalNodes]) -> None:
     """Its inventory keeps the watermark, which says that the command was obeyed and nothing is left of it."""
-    hosted(NodeSpec("n1")).obey([place()])
+    await obeyed(hosted(NodeSpec("n1")), place())
 
     other = hosted(NodeSpec("n1", gpus=4), known=KNOWN)
 
@@ -170,13 +185,14 @@ async def test_a_stopped_run_is_not_reported_as_ended_by_itself(
 ) -> None:
     """A stop withdraws the natural end, and the GPUs come back once."""
     nodes = hosted(NodeSpec("n1"))
-    nodes.obey([place(seconds=60)])
+    await obeyed(nodes, place(seconds=60))
     clock.now_ms += 5_000
+    assert [fact.type for fact in await reports(nodes, 2)] == ["command_accepted", "run_started"]
     stop = Stop(command="6/0", node="n1", workload="w", attempt=1, grace_ms=10_000, reason=StopReason.CANCELLED)
-    nodes.obey([stop])
+    await obeyed(nodes, stop)
     clock.now_ms += 120_000
 
-    facts = await reports(nodes, 4)
+    facts = await reports(nodes, 2)
 
     releases = [fact for fact in facts if isinstance(fact, RunReleased)]
     assert [release.outcome for release in releases] == [ReleaseOutcome.STOPPED]
@@ -186,8 +202,36 @@ async def test_commands_for_other_nodes_are_left_alone(hosted: Callable[..., Loc
     """A command for a node that is not here leads to nothing; the scheduler sends it again."""
     nodes = hosted(NodeSpec("n1"))
 
-    nodes.obey([place(node="n9")])
+    await obeyed(nodes, place(node="n9"))
 
     (inventory,) = await presence(nodes)
     assert isinstance(inventory, NodeInventoryReported)
     assert inventory.runs == ()
+
+
+async def test_gpus_are_free_for_what_their_own_release_leads_to(
+    hosted: Callable[..., LocalNodes], clock: Clock
+) -> None:
+    """The fold of a release may place the next run on the same GPUs before its sender hears that it arrived."""
+    nodes = hosted(NodeSpec("n1"))
+    await obeyed(nodes, place(seconds=60))
+    clock.now_ms += 120_000
+    facts: list[Event] = []
+    enough = asyncio.Event()
+
+    async def report(fact: Event) -> None:
+        facts.append(fact)
+        if isinstance(fact, RunReleased):
+            nodes.obey([place(command="9/0", workload="next", seconds=1)])
+            if fact.workload == "next":
+                enough.set()
+
+    clock.step_ms = 100
+    running = asyncio.ensure_future(nodes.run(report))
+    async with asyncio.timeout(5):
+        await enough.wait()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    outcomes = [(fact.workload, fact.outcome.value) for fact in facts if isinstance(fact, RunReleased)]
+    assert outcomes == [("w", "succeeded"), ("next", "succeeded")]
