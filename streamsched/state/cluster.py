@@ -163,7 +163,9 @@ class ClusterState:
         return effects
 
     def _fold(self, event: Event) -> None:
-        match event:
+        match event:  # The frequent ones first.
+            case CommandAccepted():
+                self.dispatch.acknowledge(event.node, event.command)
             case RunStarted():
                 runs.start(self, event)
             case RunReleased():
@@ -172,8 +174,6 @@ class ClusterState:
                 requests.submit(self, event)
             case RoundProposed():
                 rounds.close_round(self, event)
-            case CommandAccepted():
-                self.dispatch.acknowledge(event.node, event.command)
             case Tick():
                 self._tick(event)
             case NodeHealthChanged():
@@ -215,10 +215,11 @@ class ClusterState:
     def _let_time_pass(self) -> None:
         now = self.now_ms
         self.budgets.advance(now)
-        for workload in self.timers.protections_over(now, self.workloads):
-            runs.drop_commitment(self, workload)
-        for due, workload in self.timers.come_due(now, self.workloads):
-            self._come_due(due, workload)
+        if self.timers.is_any_due(now):
+            for workload in self.timers.protections_over(now, self.workloads):
+                runs.drop_commitment(self, workload)
+            for due, workload in self.timers.come_due(now, self.workloads):
+                self._come_due(due, workload)
         finished = self.finished
         while finished:
             first = next(iter(finished.values()))
@@ -289,6 +290,8 @@ class ClusterState:
     def touch(self, workload: Workload) -> None:
         """Tell the views that a workload and the budgets above it changed."""
         effects = self.effects
+        if workload.id in effects.workloads:
+            return
         effects.workloads[workload.id] = None
         for budget in workload.budget.path:
             effects.budgets[budget.id] = None

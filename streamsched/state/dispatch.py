@@ -28,13 +28,16 @@ class Dispatch:
 
     def acknowledge(self, node: str, command: str) -> None:
         """Strike out a command and all before it: a node obeys in order, and ignores what it has passed."""
-        upto = command_order(command)
-        self._strike(node, [id_ for id_ in self.unacknowledged.get(node, ()) if command_order(id_) <= upto])
+        waiting = self.unacknowledged.get(node)
+        if waiting:
+            upto = command_order(command)
+            self._strike(node, [id_ for id_ in waiting if id_ == command or command_order(id_) <= upto])
 
     def settle(self, node: str, run: RunKey) -> None:
         """Strike out every command about a run that has left a node."""
-        waiting = self.unacknowledged.get(node, {})
-        self._strike(node, [id_ for id_, command in waiting.items() if (command.workload, command.attempt) == run])
+        waiting = self.unacknowledged.get(node)
+        if waiting:
+            self._strike(node, [id_ for id_, command in waiting.items() if (command.workload, command.attempt) == run])
 
     def concerns(self, node: str, run: RunKey) -> bool:
         """Whether a command about a run is on its way to a node."""
@@ -66,9 +69,7 @@ class Dispatch:
         return sorted(commands, key=lambda command: command_order(command.command))
 
     def _strike(self, node: str, ids: list[str]) -> None:
-        waiting = self.unacknowledged.get(node)
-        if not waiting:
-            return
+        waiting = self.unacknowledged[node]
         for id_ in ids:
             del waiting[id_]
         if not waiting:

@@ -170,7 +170,7 @@ class Room:
 class Pool:
     """The nodes of one kind, in the order of their places, with what they offer."""
 
-    __slots__ = ("free", "id", "installed", "nodes", "reclaimable")
+    __slots__ = ("_largest", "free", "id", "installed", "nodes", "reclaimable")
 
     def __init__(self, id_: str) -> None:
         self.id = id_
@@ -181,10 +181,22 @@ class Pool:
         self.reclaimable = Room()
         #: Nodes by number of GPUs, whatever their health.
         self.installed = [0] * (MAX_GPUS + 1)
+        #: Answers of `largest_gang` that are still right.
+        self._largest: dict[int, int] = {}
 
     def largest_gang(self, gpus_per_rank: int) -> int:
         """Return how many ranks of that size would fit if every node were healthy and empty."""
-        return sum(self.installed[gpus] * (gpus // gpus_per_rank) for gpus in range(gpus_per_rank, MAX_GPUS + 1))
+        known = self._largest.get(gpus_per_rank)
+        if known is None:
+            installed = self.installed
+            known = sum(installed[gpus] * (gpus // gpus_per_rank) for gpus in range(gpus_per_rank, MAX_GPUS + 1))
+            self._largest[gpus_per_rank] = known
+        return known
+
+    def install(self, gpus: int, nodes: int) -> None:
+        """Count nodes of so many GPUs as installed, or with a negative number as gone."""
+        self.installed[gpus] += nodes
+        self._largest.clear()
 
 
 class Inventory:
@@ -224,7 +236,7 @@ class Inventory:
             room.nodes = [(nodes & ~below) << 1 | nodes & below for nodes in room.nodes]
             room.nodes[0] |= 1 << index
             room.counts[0] += 1
-        pool.installed[node.gpus] += 1
+        pool.install(node.gpus, 1)
         node.filed_free = node.filed_reclaimable = node.filed_capacity = 0
         self.refile(node)
 
@@ -241,7 +253,7 @@ class Inventory:
         for room in (pool.free, pool.reclaimable):
             room.nodes = [(nodes >> 1) & ~below | nodes & below for nodes in room.nodes]
             room.counts[0] -= 1
-        pool.installed[node.gpus] -= 1
+        pool.install(node.gpus, -1)
         del self.nodes[node.id]
         if not pool.nodes:
             del self.pools[node.pool]

@@ -46,7 +46,7 @@ def _objection_to(state: ClusterState, item: ProposedPlacement) -> Void | None:
     if wanted is None:
         return Void.WRONG_SEATS
     freed: dict[str, int] = {}
-    if len({victim.workload for victim in item.victims}) < len(item.victims):
+    if item.victims and len({victim.workload for victim in item.victims}) < len(item.victims):
         return Void.VICTIM_GONE
     for victim in item.victims:
         other = state.workloads.get(victim.workload)

@@ -62,6 +62,12 @@ class Timers:
             heapq.heappop(deadlines)
         return deadlines[0][0] if deadlines else None
 
+    def is_any_due(self, now_ms: int) -> bool:
+        """Whether a deadline or a protection ends by now, or seems to."""
+        if self._deadlines and self._deadlines[0][0] <= now_ms:
+            return True
+        return bool(self._protections) and self._protections[0][0] <= now_ms
+
     def come_due(self, now_ms: int, workloads: Mapping[str, Workload]) -> Iterator[tuple[Due, Workload]]:
         """Yield what comes due by now, in order; what one does may overtake the next."""
         deadlines = self._deadlines

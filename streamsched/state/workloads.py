@@ -55,9 +55,11 @@ class Workload:
         "budget",
         "cancelled",
         "command",
+        "gpus",
         "gpus_per_rank",
         "held_until_ms",
         "id",
+        "is_allocated",
         "min_runtime_ms",
         "phase",
         "pool",
@@ -79,7 +81,11 @@ class Workload:
         self.pool = fact.pool
         self.ranks = fact.ranks
         self.gpus_per_rank = fact.gpus_per_rank
+        #: The GPUs of the whole gang.
+        self.gpus = fact.ranks * fact.gpus_per_rank
         self.min_runtime_ms = fact.min_runtime_ms
+        #: Whether its time is charged to its budget and protected; otherwise any such request displaces it.
+        self.is_allocated = fact.min_runtime_ms > 0
         self.timeout_ms = fact.timeout_ms
         self.resumable = fact.resumable
         self.priority = fact.priority
@@ -101,16 +107,6 @@ class Workload:
         self.run: Run | None = None
         #: Its key in the backlog, while it is there.
         self.queue_key: QueueKey | None = None
-
-    @property
-    def is_allocated(self) -> bool:
-        """Whether its time is charged to its budget and protected; otherwise it is displaced by any such request."""
-        return self.min_runtime_ms > 0
-
-    @property
-    def gpus(self) -> int:
-        """The GPUs of the whole gang."""
-        return self.ranks * self.gpus_per_rank
 
     @property
     def shape(self) -> Shape:
