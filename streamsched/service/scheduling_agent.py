@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from itertools import count
 from typing import TYPE_CHECKING
 
 import structlog
@@ -52,6 +53,10 @@ GATHER_SECONDS = 0.002
 STAND_BACK_SECONDS = 0.040
 #: How often views are published, the mark is kept, and the ledger is asked whether Faust has fallen silent.
 HOUSEKEEPING_SECONDS = 1.0
+#: Metrics that walk over all workloads and nodes are set every so many seconds: less often than Prometheus asks.
+MEASURE_EVERY = 5
+#: While views are published, records are taken in between after so many.
+VIEWS_BETWEEN_RECORDS = 50
 
 _log = structlog.get_logger(__name__)
 
@@ -147,14 +152,15 @@ class SchedulingAgent:
     async def keep_house(self) -> None:
         """Once a second: publish views, keep the mark, and read on by ourselves if Faust is silent; until cancelled."""
         before = self.folded
-        while True:
+        for turn in count():
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
             if self.folded == before:
                 await self._read_what_faust_withholds()
             before = self.folded
-            self._mark.reach(self.folded)
+            await asyncio.to_thread(self._mark.reach, before)  # It waits for the disk.
             await self._publish_views()
-            self._measure()
+            if turn % MEASURE_EVERY == 0:
+                self._measure()
 
     def say_where(self) -> None:
         """Log how far the ledger is folded and to which digest, so that it can be compared with any other fold."""
@@ -234,7 +240,9 @@ class SchedulingAgent:
             )
 
     async def _publish_views(self) -> None:
-        for record in self._views.changed(self._scheduler.state):
+        for number, record in enumerate(list(self._views.changed(self._scheduler.state))):
+            if number % VIEWS_BETWEEN_RECORDS == 0:
+                await asyncio.sleep(0)
             topic = USAGE_TOPIC if isinstance(record, BudgetHour) else TOPOLOGY_TOPIC
             await self._outbox.send(
                 self._topic_prefix + topic, key=record.key.encode(), value=record.model_dump_json().encode()

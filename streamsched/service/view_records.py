@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 USAGE_TOPIC = "usage.v1"
 TOPOLOGY_TOPIC = "topology.v1"
-#: Budgets whose hours are published at once; the others follow a second later. Bounds what a start publishes in one go.
-BUDGETS_AT_ONCE = 200
+#: Hours of budgets that are published at once; the others follow a second later. A start may have years of them.
+HOURS_AT_ONCE = 1_000
 
 
 class ViewRecord(BaseModel):
@@ -125,22 +125,32 @@ class Views:
             self._budgets.update(dict.fromkeys(self._hours.budgets))
         if self._budgets:
             self._hours.settle(state.now_ms)
-        for budget in _taken(self._budgets, BUDGETS_AT_ONCE):
+        room = HOURS_AT_ONCE
+        while self._budgets and room > 0:
+            budget = next(iter(self._budgets))
             since_ms = self._published_hour_ms.get(budget, 0)
-            for start_ms, use in self._hours.hours(budget).items():
-                if start_ms >= since_ms:
-                    yield BudgetHour(
-                        as_of=as_of,
-                        budget=budget,
-                        hour_ms=start_ms,
-                        allocated_gpu_ms=use.allocated_gpu_ms,
-                        unallocated_gpu_ms=use.unallocated_gpu_ms,
-                        queued_gpu_ms=use.queued_gpu_ms,
-                        quota_gpu_ms=use.quota_gpu_ms,
-                    )
+            hours = [(start_ms, use) for start_ms, use in self._hours.hours(budget).items() if start_ms >= since_ms]
+            for start_ms, use in hours[:room]:
+                yield BudgetHour(
+                    as_of=as_of,
+                    budget=budget,
+                    hour_ms=start_ms,
+                    allocated_gpu_ms=use.allocated_gpu_ms,
+                    unallocated_gpu_ms=use.unallocated_gpu_ms,
+                    queued_gpu_ms=use.queued_gpu_ms,
+                    quota_gpu_ms=use.quota_gpu_ms,
+                )
+            if len(hours) > room:
+                self._published_hour_ms[budget] = hours[room][0]
+                break
             # The present hour has not come to its end, so it is published again.
             self._published_hour_ms[budget] = hour_ms
-        for name in _taken(self._nodes, len(self._nodes)):
+            del self._budgets[budget]
+            room -= max(1, len(hours))
+        if not self._budgets:
+            self._hours.forget(hour_ms)  # Hours that are over have been published and do not change any more.
+        changed_nodes, self._nodes = self._nodes, {}
+        for name in changed_nodes:
             if (node := state.nodes.get(name)) is not None:
                 yield _topology(node, as_of)
 
@@ -163,11 +173,3 @@ def _topology(node: Node, as_of: int) -> NodeTopology:
 
 def _runs(held: Iterable[tuple[tuple[str, int], int]]) -> tuple[NodeRun, ...]:
     return tuple(NodeRun(workload=workload, attempt=attempt, gpu_mask=mask) for (workload, attempt), mask in held)
-
-
-def _taken(keys: dict[str, None], count: int) -> list[str]:
-    """Remove the first `count` keys and return them."""
-    taken = list(keys)[:count]
-    for key in taken:
-        del keys[key]
-    return taken

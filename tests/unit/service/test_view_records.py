@@ -5,7 +5,7 @@ from __future__ import annotations
 from streamsched.model.commands import Effects
 from streamsched.model.events import Record, Tick
 from streamsched.model.quantities import HOUR, MINUTE
-from streamsched.service.view_records import BudgetHour, NodeTopology, Views
+from streamsched.service.view_records import HOURS_AT_ONCE, BudgetHour, NodeTopology, Views
 from streamsched.state.cluster import ClusterState
 from tests.stories import Story, budgets, node, started, submitted
 
@@ -79,3 +79,18 @@ def test_a_view_that_begins_late_publishes_every_hour() -> None:
     hours = [record for record in views.changed(state) if isinstance(record, BudgetHour) and record.budget == ""]
 
     assert [record.hour_ms for record in hours] == [NOON + number * HOUR for number in range(30)]
+
+
+def test_years_of_history_are_published_a_part_at_a_time() -> None:
+    """A start must not keep the scheduler from deciding; nothing is left out, and nothing comes twice."""
+    story = Story(budgets(a=1.0), node("n1"), at_ms=NOON)
+    story.at(NOON + 5_000 * HOUR).tell(Tick(tick=1))
+    views, state = followed(story)
+
+    parts = []
+    while part := [record for record in views.changed(state) if isinstance(record, BudgetHour)]:
+        parts.append(part)
+
+    assert max(map(len, parts)) == HOURS_AT_ONCE
+    published = [(record.budget, record.hour_ms) for part in parts for record in part]
+    assert sorted(published) == [(budget, NOON + number * HOUR) for budget in ("", "a") for number in range(5_000)]
