@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from aiokafka import ConsumerRecord
 
 from streamsched.model.commands import Place
 from streamsched.model.events import Rejected
@@ -85,6 +86,12 @@ def mutations(seed: int) -> list[bytes]:
     ]
 
 
+def origin(letter: ConsumerRecord) -> tuple[str, int]:
+    """Where a dead letter came from, as its `Rejected` names it."""
+    headers = dict(letter.headers)
+    return f"workloads.v1/{int(headers['source.partition'])}", int(headers["source.offset"])
+
+
 async def test_ten_thousand_spoilt_records(kafka: Broker, tmp_path: Path) -> None:
     """Every one is an event or a dead letter with a reason, in its place, and work that follows is placed."""
     spoilt = mutations(seed=20261130)
@@ -111,6 +118,7 @@ async def test_ten_thousand_spoilt_records(kafka: Broker, tmp_path: Path) -> Non
         assert state.rejected == len(letters) == len(rejected)
         assert 0.5 * COUNT < len(letters) < COUNT
         assert {letter.value for letter in letters} <= set(spoilt)
+        assert {(fact.src, fact.seq) for fact in rejected} == {origin(letter) for letter in letters}
         for fact in rejected:
             assert fact.code in set(RefusalCode)
             assert len(fact.reason) > 10

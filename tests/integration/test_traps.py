@@ -9,13 +9,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from random import Random
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from streamsched.errors import LedgerTruncatedError
-from streamsched.model.events import Rejected, StateHashed, Tick
+from streamsched.model.events import StateHashed, Tick
 from streamsched.model.ledger import Entry
 from streamsched.model.quantities import DAY, HOUR
 from streamsched.service.folded_mark import FoldedMark
@@ -111,69 +110,6 @@ async def test_what_is_no_event_at_all_is_folded_to_nothing(deployment: Deployme
 
     await eventually(placed, "a command")
     assert await scheduler.terminate() == 0
-
-
-async def test_ten_thousand_mutated_records_do_no_harm(deployment: Deployment) -> None:
-    """Each ends as an event or as a dead letter with a reason, none is lost, and the scheduler decides on."""
-    await deployment.apply_topics()
-    service = deployment.serve("intake", "scheduler")
-    await service.has_logged("running")
-    await deployment.tell("control.v1", [("default", budgets(a=1.0))])
-    chance = Random(20_231_114)
-    originals = [codec.encode(submitted(f"w{number}")) for number in range(50)]
-    records = [(f"k{number}", mutated(chance.choice(originals), chance)) for number in range(10_000)]
-
-    where = await deployment.send("workloads.v1", records)
-    state = ClusterState()
-
-    async def all_folded() -> bool:
-        await deployment.fold(state)
-        return sum(seq + 1 for seq in state.sources.values()) == len(records) + 1
-
-    await eventually(all_folded, "10,000 records in the ledger", 90)
-    await deployment.tell("node-reports.v1", [("n1", node("n1"))])
-    await deployment.tell("workloads.v1", [("last", submitted("last"))])
-
-    async def answered() -> bool:
-        receipts = [codec.decode_receipt(record.value) for record in await deployment.read("receipts.v1")]
-        return any(receipt.workload == "last" for receipt in receipts)
-
-    await eventually(answered, "a receipt for the record after them")
-    assert state.gaps == []
-    facts = [record.event for record in await deployment.records()]
-    stamps = [(fact.src, fact.seq) for fact in facts if isinstance(fact, Rejected) and fact.reason]
-    letters = await deployment.read("dead-letters.v1")
-    rejected = {f"workloads.v1/{partition}": set[int]() for partition, _ in where}
-    for src, seq in stamps:
-        rejected[src or ""].add(seq or 0)
-    lettered = {f"workloads.v1/{partition}": set[int]() for partition, _ in where}
-    for letter in letters:
-        headers = dict(letter.headers)
-        lettered[f"workloads.v1/{headers['source.partition'].decode()}"].add(int(headers["source.offset"]))
-    assert rejected == lettered
-    assert 1_000 < len(stamps) == len(letters) < 10_000
-    assert await service.terminate() == 0
-
-
-def mutated(data: bytes, chance: Random) -> bytes:
-    """Damage a record: cut it, or change, insert or repeat some bytes."""
-    damaged = bytearray(data)
-    for _ in range(chance.randint(1, 3)):
-        place = chance.randrange(len(damaged)) if damaged else 0
-        match chance.randrange(5):
-            case 0:
-                del damaged[place:]
-            case 1:
-                damaged[place : place + 1] = bytes([chance.randrange(256)])
-            case 2:
-                damaged[place:place] = chance.choice(
-                    [b"{", b"[", b'"', b"-1", b"1e999", b"null", b"\x00", b"\xff", b"\xed\xa0\x80"]
-                )
-            case 3:
-                damaged[place:place] = damaged[place : place + chance.randint(1, 40)]
-            case _:
-                del damaged[place : place + chance.randint(1, 20)]
-    return bytes(damaged)
 
 
 async def test_a_wrong_partition_count_refuses_to_start(deployment: Deployment) -> None:
