@@ -11,7 +11,7 @@ _TOLERANT = (HealthCheck.too_slow, HealthCheck.data_too_large)
 
 settings.register_profile(
     "ci",
-    max_examples=40,
+    max_examples=15,
     deadline=None,
     database=None,
     derandomize=True,

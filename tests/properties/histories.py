@@ -64,7 +64,24 @@ TREES: tuple[dict[str, int], ...] = (
     {},
 )
 MIN_RUNTIMES = (0, 0, 5 * MINUTE, HOUR, HOUR, 8 * HOUR)
-SPANS = (0, 0, 1, 999, 15 * SECOND, MINUTE, 5 * MINUTE, 30 * MINUTE, HOUR, 8 * HOUR, DAY, 7 * DAY, 20 * DAY)
+SPANS = (
+    0,
+    0,
+    0,
+    1,
+    999,
+    5 * SECOND,
+    15 * SECOND,
+    15 * SECOND,
+    MINUTE,
+    5 * MINUTE,
+    30 * MINUTE,
+    HOUR,
+    8 * HOUR,
+    DAY,
+    7 * DAY,
+    20 * DAY,
+)
 
 
 class History:
@@ -168,6 +185,23 @@ def _submit(history: History, random: Random) -> None:
     history.tell(_sourced(history, random, fact, "workloads.v1/0"))
 
 
+def _crowd(history: History, random: Random) -> None:
+    """Unallocated work takes up what is free, so that whoever comes next has to displace it."""
+    leaves = [leaf.id for leaf in history.state.budgets.leaves()] or ["nowhere"]
+    for _ in range(random.randrange(2, 8)):
+        fact = WorkloadSubmitted(
+            workload=random.choice(WORKLOADS),
+            budget=random.choice(leaves),
+            ranks=random.choice((1, 1, 2, 3)),
+            gpus_per_rank=random.choice((1, 2, 3, 4, 8)),
+            min_runtime_ms=0,
+            resumable=random.random() < 0.7,
+            priority=random.choice((0, 0, 1)),
+        )
+        history.tell(_sourced(history, random, fact, "workloads.v1/0"))
+    history.settle()
+
+
 def _cancel(history: History, random: Random) -> None:
     fact = WorkloadCancelled(workload=_some_workload(history, random), reason=random.choice((None, "enough")))
     history.tell(_sourced(history, random, fact, "workloads.v1/0"))
@@ -213,9 +247,9 @@ def _report_node(history: History, random: Random) -> None:
     """A node says what it is, what it runs and what it has obeyed; now and then it is wrong or has become another."""
     name = random.choice(NODES)
     node = history.state.nodes.get(name)
-    if node is None or random.random() < 0.15:
+    if node is None or random.random() < 0.1:
         pool = random.choice(POOLS)
-        gpus = random.choice((0, 1, 4, 7, 8, 8, 16))
+        gpus = random.choice((0, 1, 4, 7, 8, 8, 8, 16, 16))
         domains: tuple[str, ...] = random.choice(((), ("rack-1",), ("rack-1", "chassis-2"), ("rack-0",)))
     else:
         pool, gpus, domains = node.pool, node.gpus, node.domains
@@ -252,7 +286,7 @@ def _report_node(history: History, random: Random) -> None:
 
 
 def _change_health(history: History, random: Random) -> None:
-    health = random.choice((NodeHealth.HEALTHY, NodeHealth.HEALTHY, NodeHealth.UNHEALTHY, NodeHealth.LOST))
+    health = random.choice((*[NodeHealth.HEALTHY] * 3, NodeHealth.UNHEALTHY, NodeHealth.LOST))
     history.tell(NodeHealthChanged(node=random.choice(NODES), health=health, reason="a test"))
 
 
@@ -447,7 +481,8 @@ Mover = Callable[[History, Random], None]
 MOVERS: tuple[Mover, ...]
 WEIGHTS: tuple[int, ...]
 MOVERS, WEIGHTS = zip(
-    (_submit, 24),
+    (_submit, 20),
+    (_crowd, 5),
     (_decide, 22),
     (_start, 12),
     (_release, 12),

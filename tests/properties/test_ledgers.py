@@ -51,11 +51,12 @@ def test_commands_are_new_and_never_contradict_each_other(history: History) -> N
     """Ids rise; a node gets at most one place for an attempt, and only on GPUs that it has and that nobody sits on.
 
     Who sits there is told from the node's own side: what it was told to place, until it said that it is gone. A
-    place that a lost node has not obeyed yet is forgotten when the node comes back without it.
+    place that a node has not obeyed yet is forgotten when it was lost or has changed, and comes back without it.
     """
     places: dict[Workload, set[tuple[str, int]]] = {}
     sits: dict[str, dict[tuple[str, int], tuple[int, tuple[int, int]]]] = {}
     lost: dict[str, set[tuple[str, int]]] = {}
+    pools: dict[str, str] = {}
     last = (-1, -1)
     repeats = 0
     for state, record, effects in history.folded():
@@ -69,12 +70,13 @@ def test_commands_are_new_and_never_contradict_each_other(history: History) -> N
         elif isinstance(event, NodeInventoryReported) and not repeated:
             obeyed = command_order(event.watermark) if event.watermark is not None else (-1, -1)
             reported = {(run.workload, run.attempt) for run in event.runs}
+            moved = pools.get(event.node, event.pool) != event.pool
+            pools[event.node] = event.pool
             sits[event.node] = {
                 key: (mask, told)
                 for key, (mask, told) in sits.get(event.node, {}).items()
-                # GPUs beyond its last are no GPUs: what sat there was refused, or died with them.
-                if key in reported or (told > obeyed and key not in lost.get(event.node, ()))
-                if not mask >> event.gpus and state.nodes[event.node].pool == event.pool
+                if key in reported or (told > obeyed and key not in lost.get(event.node, ()) and not moved)
+                if not mask >> event.gpus
             }
         for command in effects.commands:
             id_ = command_order(command.command)
