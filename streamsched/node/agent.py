@@ -118,6 +118,9 @@ class _NodeAgent:
         self._due: list[tuple[int, int, VirtualNode, Report]] = []
         self._planned = 0
         self._is_changed = asyncio.Event()
+        #: A node obeys between its reports, never while one is on its way: a placement may follow from a release before
+        #: its sender has heard that it arrived, and to the node those GPUs are taken until then.
+        self._turn = asyncio.Lock()
         for node in self._nodes.values():
             self._plan(node, node.planned)
         store.save([node.record() for node in self._nodes.values()], {})
@@ -160,15 +163,16 @@ class _NodeAgent:
             fetched = await consumer.getmany(timeout_ms=POLL_MS)
             changed: dict[str, VirtualNode] = {}
             positions: dict[int, int] = {}
-            for partition, messages in fetched.items():
-                for message in messages:
-                    node = self._obey(message)
-                    if node is not None:
-                        changed[node.node] = node
-                    positions[partition.partition] = message.offset + 1
-            if positions:
-                self._store.save([node.record() for node in changed.values()], positions)
-                self._is_changed.set()
+            async with self._turn:
+                for partition, messages in fetched.items():
+                    for message in messages:
+                        node = self._obey(message)
+                        if node is not None:
+                            changed[node.node] = node
+                        positions[partition.partition] = message.offset + 1
+                if positions:
+                    self._store.save([node.record() for node in changed.values()], positions)
+                    self._is_changed.set()
 
     def _obey(self, message: ConsumerRecord) -> VirtualNode | None:
         """Hand a command to its node, if that is ours; return the node."""
@@ -191,7 +195,8 @@ class _NodeAgent:
         inventory_ms = _now_ms()
         while True:
             self._is_changed.clear()
-            await self._send_due(producer)
+            async with self._turn:
+                await self._send_due(producer)
             if _now_ms() >= inventory_ms:
                 await _confirmed(
                     [await self._send(producer, node.node, encode(node.inventory())) for node in self._all()]

@@ -106,7 +106,7 @@ class NodeRecord(Value):
 
     node: NodeId
     boot: Annotated[str, Field(min_length=1, max_length=128)]
-    watermark: CommandId | None
+    watermark: CommandId | None = None
     runs: tuple[HeldRun, ...]
     planned: tuple[PlannedReport, ...]
     ended: tuple[RunReleased, ...]

@@ -39,6 +39,10 @@ class Dispatch:
         if waiting:
             self._strike(node, [id_ for id_, command in waiting.items() if (command.workload, command.attempt) == run])
 
+    def is_acknowledged(self, command: str, node: str) -> bool:
+        """Whether a node has said that it has a command."""
+        return command not in self.unacknowledged.get(node, ())
+
     def concerns(self, node: str, run: RunKey) -> bool:
         """Whether a command about a run is on its way to a node."""
         waiting = self.unacknowledged.get(node, {})

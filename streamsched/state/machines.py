@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from streamsched.model.commands import Stop, StopReason
 from streamsched.model.events import NodeHealth
-from streamsched.model.identifiers import command_order
 from streamsched.state import rounds, runs
 from streamsched.state.inventory import Node
 from streamsched.state.reasons import Ignored
@@ -65,10 +64,9 @@ def take_inventory(state: ClusterState, fact: NodeInventoryReported) -> None:
         state.dispatch.acknowledge(node.id, fact.watermark)
 
     reported = {(held.workload, held.attempt): held.gpu_mask for held in fact.runs}
-    obeyed = command_order(fact.watermark) if fact.watermark is not None else (-1, -1)
     for key in sorted(key for key in node.held if key not in reported):
         run = state.workloads[key[0]].run
-        if run is not None and command_order(run.places[node.id]) <= obeyed:
+        if run is not None and state.dispatch.is_acknowledged(run.places[node.id], node.id):
             runs.lose(state, key, node)
     for key in sorted(key for key in node.orphans if key not in reported):
         runs.forget_orphan(state, node, key)

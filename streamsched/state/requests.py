@@ -77,7 +77,11 @@ def _objection_to(state: ClusterState, fact: WorkloadSubmitted, budget: Budget |
     if budget is None:
         near = get_close_matches(fact.budget, sorted(state.budgets.by_id), n=3)
         leaves = near or [leaf.id for leaf in state.budgets.leaves()[:10]]
-        known = f"; did you mean {', '.join(leaves)}?" if leaves else "; no budget exists yet, create one first"
+        known = (
+            f"; did you mean {', '.join(leaves)}?"
+            if leaves
+            else "; no budget exists yet: create them with `streamsched budgets apply FILE`"
+        )
         return f"budget: there is no budget {fact.budget!r}{known}"
     if budget.children:
         inside = ", ".join(sorted(budget.children)[:5])

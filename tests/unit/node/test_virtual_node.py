@@ -347,3 +347,11 @@ def test_only_plain_numbers_of_seconds_are_read(argv: list[str]) -> None:
 def test_what_a_trace_writes_a_node_reads(run_ms: int) -> None:
     """The true run time survives the arguments to the millisecond."""
     assert read_sleep(sleep_argv(run_ms)) == (run_ms, 0)
+
+
+def test_an_agent_that_has_obeyed_nothing_yet_has_a_record_too() -> None:
+    """It is kept without what is absent, and read back."""
+    node = VirtualNode("n1")
+    record = NodeRecord.model_validate_json(node.record().model_dump_json(exclude_none=True))
+
+    assert record == node.record()

@@ -427,6 +427,15 @@ def test_an_inventory_without_a_run_loses_it_only_if_the_node_knew_of_it() -> No
     assert story.state.nodes["n1"].free_mask == 0xFF
 
 
+def test_an_agent_that_has_forgotten_everything_has_lost_what_it_had() -> None:
+    """It had acknowledged the command, and now holds nothing and knows of no command: its disk was wiped."""
+    story = running(submitted("w"), count=1)
+    story.tell(node("n1", boot="boot-2"))
+
+    assert story.phase("w") == "queued"
+    assert story.state.nodes["n1"].free_mask == 0xFF
+
+
 def test_health_that_comes_before_the_inventory_is_kept() -> None:
     """Topics have no order between them."""
     story = Story(budgets(a=1), health("n1", NodeHealth.UNHEALTHY), node("n1"), submitted("w"))
