@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 
 from streamsched.errors import ConfigurationError
 from streamsched.model.events import NodeHealth
-from streamsched.state.reasons import Ignored
 from streamsched.state.inventory import Node
+from streamsched.state.reasons import Ignored
 from streamsched.state.workloads import Phase, Workload
 
 #: Reasons of the fold for facts that came too late to change anything.
@@ -98,7 +98,10 @@ class Metrics:
             "streamsched_commands_unacked", "Commands that no node has acknowledged. Rises when agents are down."
         )
         self.nodes = Gauge(
-            "streamsched_nodes", "Nodes by health, as the health agent last said.", ("state",), registry=self.registry
+            "streamsched_node_state",
+            "Nodes by health, as the health agent last said.",
+            ("state",),
+            registry=self.registry,
         )
         self.recovery = self._histogram(
             "streamsched_recovery_seconds",
