@@ -18,6 +18,7 @@ def main() -> int:
     """Return the exit code."""
     # A new topic has no leader at first, and aiokafka says so each time it tries again.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+    commit = results.commit_measured()
     sections: dict[str, list[Result]] = {}
     _tell(sections, "The core", core.measure())
     _tell(sections, "The codec", stores.measure_codec())
@@ -31,7 +32,7 @@ def main() -> int:
             asyncio.run(_tell_live(sections, broker, Path(directory)))
         finally:
             broker.release()
-    results.write(sections, broker.provider)
+    results.write(sections, broker=broker.provider, commit=commit)
     print(f"\nWritten to {results.PAGE}")
     missed = [result.what for found in sections.values() for result in found if not result.is_met]
     for what in missed:

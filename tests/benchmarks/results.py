@@ -16,12 +16,13 @@ COMMAND = "make bench"
 _ROOT = Path(__file__).parents[2]
 
 
-def write(sections: Mapping[str, Sequence[Result]], broker: str) -> None:
+def write(sections: Mapping[str, Sequence[Result]], *, broker: str, commit: str) -> None:
     """Write the page anew.
 
     Args:
         sections: Results by heading.
         broker: Which Kafka was used.
+        commit: What was measured, as `commit_measured` said before it began.
     """
     lines = [
         "# How fast is it?",
@@ -32,7 +33,7 @@ def write(sections: Mapping[str, Sequence[Result]], broker: str) -> None:
         "",
         "| | |",
         "|---|---|",
-        *(f"| {name} | {value} |" for name, value in _circumstances(broker).items()),
+        *(f"| {name} | {value} |" for name, value in _circumstances(broker, commit).items()),
     ]
     for heading, results in sections.items():
         lines += ["", f"## {heading}", "", "| What | Result | Limit |", "|---|--:|---|", *_rows(results)]
@@ -56,14 +57,14 @@ def _rows(results: Iterable[Result]) -> Iterable[str]:
     return (f"| {result.what} | {shown(result)} | {verdict(result)} |" for result in results)
 
 
-def _circumstances(broker: str) -> dict[str, str]:
+def _circumstances(broker: str, commit: str) -> dict[str, str]:
     load = os.getloadavg()[1]
     return {
         "Machine": f"{_processor()}, {os.cpu_count()} cores, load {load:.1f} over the last five minutes",
         "System": f"{platform.system()}, Python {platform.python_version()}",
         "Kafka": broker,
         "Date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        "Commit": _commit(),
+        "Commit": commit,
         "Command": f"`{COMMAND}`",
     }
 
@@ -77,7 +78,8 @@ def _processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def _commit() -> str:
+def commit_measured() -> str:
+    """Return the commit of the checkout, and whether it has changes that no commit has."""
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", "streamsched")
     return _git("rev-parse", "--short=12", "HEAD") + (" and changes that are not committed" if changed else "")
 
