@@ -281,7 +281,8 @@ class ClusterState:
     def issue(self, command: Command) -> None:
         """Let a command go out."""
         self.effects.commands.append(command)
-        self.dispatch.issue(command, self.now_ms)
+        is_lost = self.nodes[command.node].health is NodeHealth.LOST
+        self.dispatch.issue(command, self.now_ms, is_lost=is_lost)
 
     def backlog_of(self, workload: Workload) -> Backlog:
         """Return the backlog of its class."""

@@ -1,4 +1,7 @@
-"""Commands on their way to nodes, until the nodes have acknowledged them."""
+"""Commands on their way to nodes, until the nodes have acknowledged them.
+
+What a lost node has not acknowledged waits until the node is back, and is then sent again at once.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,21 @@ class Dispatch:
         self.unacknowledged: dict[str, dict[str, Command]] = {}
         self.sent: deque[tuple[int, str, str]] = deque()
 
-    def issue(self, command: Command, now_ms: int) -> None:
-        """Take a new command."""
+    def issue(self, command: Command, now_ms: int, *, is_lost: bool) -> None:
+        """Take a new command. To a lost node it is sent once, since it may be on its way back."""
         self.unacknowledged.setdefault(command.node, {})[command.command] = command
-        self.sent.append((now_ms, command.node, command.command))
+        if not is_lost:
+            self.sent.append((now_ms, command.node, command.command))
+
+    def pause(self, node: str) -> None:
+        """Send nothing to a node again, since it is lost."""
+        self.sent = deque(entry for entry in self.sent if entry[1] != node)
+
+    def resume(self, node: str, now_ms: int) -> list[Command]:
+        """Return what a node that is back has not acknowledged, in order of ids, and count it as sent now."""
+        waiting = list(self.unacknowledged.get(node, {}).values())
+        self.sent.extend((now_ms, node, command.command) for command in waiting)
+        return waiting
 
     def acknowledge(self, node: str, command: str) -> None:
         """Strike out a command and all before it: a node obeys in order, and ignores what it has passed."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from streamsched.model.commands import Stop, StopReason
 from streamsched.model.events import NodeHealth
+from streamsched.model.identifiers import command_order
 from streamsched.state import rounds, runs
 from streamsched.state.inventory import Node
 from streamsched.state.reasons import Ignored
@@ -27,14 +27,18 @@ def set_health(state: ClusterState, fact: NodeHealthChanged) -> None:
     if node.health is fact.health:
         state.ignore(Ignored.ALREADY_SO)
         return
+    was_lost = node.health is NodeHealth.LOST
     node.health = fact.health
     node.reason = fact.reason
     node.since_ms = state.now_ms
     state.effects.nodes[node.id] = None
+    if was_lost:
+        state.effects.commands.extend(state.dispatch.resume(node.id, state.now_ms))
     if fact.health is not NodeHealth.HEALTHY:
         for key in sorted(node.claims):
             rounds.fail_plan(state, state.workloads[key[0]], setback=False)
     if fact.health is NodeHealth.LOST:
+        state.dispatch.pause(node.id)
         for key in sorted(node.held):
             node.orphans[key] = node.held[key]
             runs.lose(state, key, node)
@@ -58,17 +62,25 @@ def take_inventory(state: ClusterState, fact: NodeInventoryReported) -> None:
             rounds.fail_plan(state, state.workloads[key[0]], setback=False)
         for key in sorted(key for key, mask in node.held.items() if moved or mask & ~node.all_mask):
             runs.lose(state, key, node)
+    # An agent of a new boot that knows of no command has forgotten what its predecessor had acknowledged.
+    has_forgotten = fact.watermark is None and fact.boot != node.boot
     node.boot = fact.boot
     state.effects.nodes[node.id] = None
     if fact.watermark is not None:
         state.dispatch.acknowledge(node.id, fact.watermark)
 
+    obeyed = command_order(fact.watermark) if fact.watermark is not None else (-1, -1)
     reported = {(held.workload, held.attempt): held.gpu_mask for held in fact.runs}
     for key in sorted(key for key in node.held if key not in reported):
         run = state.workloads[key[0]].run
-        if run is not None and state.dispatch.is_acknowledged(run.places[node.id], node.id):
+        if run is None:
+            continue
+        place = run.places[node.id]
+        if command_order(place) <= obeyed or (has_forgotten and state.dispatch.is_acknowledged(place, node.id)):
             runs.lose(state, key, node)
-    for key in sorted(key for key in node.orphans if key not in reported):
+    # A node that does not list a run may yet be given it by a command that is on its way; the stop is on its way too.
+    gone = [key for key in node.orphans if key not in reported and not state.dispatch.concerns(node.id, key)]
+    for key in sorted(gone):
         runs.forget_orphan(state, node, key)
     for key in sorted(key for key in reported if key not in node.held and key not in node.orphans):
         node.orphans[key] = orphaned = reported[key] & node.unheld_mask
@@ -78,14 +90,5 @@ def take_inventory(state: ClusterState, fact: NodeInventoryReported) -> None:
                 run.awaited[node.id] = run.awaited.get(node.id, 0) | mask & orphaned
     for key in sorted(node.orphans):
         if not state.dispatch.concerns(node.id, key):
-            state.issue(
-                Stop(
-                    command=state.next_command_id(),
-                    node=node.id,
-                    workload=key[0],
-                    attempt=key[1],
-                    grace_ms=state.policy.unallocated_grace_ms,
-                    reason=StopReason.UNKNOWN_RUN,
-                )
-            )
+            runs.send_away(state, key, node)
     state.inventory.refile(node)

@@ -225,11 +225,7 @@ def _end(state: ClusterState, workload: Workload, run: Run) -> None:
         finish(state, workload, Phase.CANCELLED, "cancelled while it ran")
     elif run.failed:
         finish(state, workload, Phase.FAILED, f"{run.failed} of {len(run.places)} nodes reported a failure")
-    elif (
-        run.infrastructure
-        or run.stop is StopReason.START_DEADLINE
-        or (run.stopped and run.stop in (None, StopReason.GANG_BROKEN))
-    ):
+    elif run.infrastructure or (run.stopped and run.stop in (None, StopReason.GANG_BROKEN, StopReason.START_DEADLINE)):
         if may_requeue:
             back_to_queue(state, workload, hold=run.started_ms is None)
         else:
@@ -278,16 +274,40 @@ def finish(state: ClusterState, workload: Workload, phase: Phase, reason: str) -
 
 
 def lose(state: ClusterState, key: RunKey, node: Node) -> None:
-    """End a run's part on a node that no longer has it, or that can no longer be asked."""
+    """End a run's part on a node that no longer has it, or that can no longer be asked.
+
+    A placement that the node has not acknowledged may still reach it, so a stop is sent after it, and the GPUs are
+    given to nobody before the node has answered.
+    """
     workload = state.workloads[key[0]]
     run = workload.run
     if run is None:
         return
     run.infrastructure += 1
+    is_on_its_way = not state.dispatch.is_acknowledged(run.places[node.id], node.id)
     mask = _give_back(state, workload, run, node)
-    if key not in node.orphans:
+    if is_on_its_way:
+        node.orphans[key] = mask & node.all_mask
+        send_away(state, key, node)
+    if key in node.orphans:
+        state.inventory.refile(node)
+    else:
         _hand_over(state, node, mask)
     _after_a_part(state, workload, broken=True)
+
+
+def send_away(state: ClusterState, key: RunKey, node: Node) -> None:
+    """Tell a node to stop a run that is over for us."""
+    state.issue(
+        Stop(
+            command=state.next_command_id(),
+            node=node.id,
+            workload=key[0],
+            attempt=key[1],
+            grace_ms=state.policy.unallocated_grace_ms,
+            reason=StopReason.UNKNOWN_RUN,
+        )
+    )
 
 
 def forget_orphan(state: ClusterState, node: Node, key: RunKey) -> None:

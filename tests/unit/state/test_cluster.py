@@ -427,6 +427,36 @@ def test_an_inventory_without_a_run_loses_it_only_if_the_node_knew_of_it() -> No
     assert story.state.nodes["n1"].free_mask == 0xFF
 
 
+def test_a_placement_on_its_way_to_a_lost_node_is_taken_back() -> None:
+    """The node comes back and has not read it yet: a stop follows it, and nobody gets its GPUs before the answer."""
+    story = cluster(1)
+    story.tell(submitted("w"))
+    place = story.round().commands[0]
+    effects = story.at(1_000).tell(health("n1", NodeHealth.LOST))
+    assert stops(effects) == [("w", "n1", StopReason.UNKNOWN_RUN)]
+    assert story.phase("w") == "queued"
+    assert story.state.dispatch.oldest_ms() is None, "nothing is sent again to a node that is lost"
+
+    back = story.at(HOUR).tell(health("n1", NodeHealth.HEALTHY))
+    assert back.commands == effects.commands
+    story.tell(node("n1"))
+    assert decide(story.state) is None
+    story.tell(node("n1", runs=(holding("w"),), watermark=place.command), released("n1", "w", outcome=STOPPED))
+
+    assert places(story.round()) == [("w", "n1", 2)]
+
+
+def test_a_start_deadline_that_is_overtaken_by_success_is_success() -> None:
+    """The stop came too late to stop anything."""
+    story = cluster(1)
+    story.tell(submitted("w"))
+    story.round()
+    story.at(30 * MINUTE).tick()
+    story.tell(released("n1", "w"))
+
+    assert story.phase("w") == "succeeded"
+
+
 def test_an_agent_that_has_forgotten_everything_has_lost_what_it_had() -> None:
     """It had acknowledged the command, and now holds nothing and knows of no command: its disk was wiped."""
     story = running(submitted("w"), count=1)
