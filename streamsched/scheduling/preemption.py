@@ -228,6 +228,7 @@ class _Search:
         runs = [(key, mask.bit_count()) for key, mask in self.pool.preemptible(node).items() if key not in self.chosen]
         if sum(gpus for _, gpus in runs) < need:
             return None
+        runs.sort(key=lambda item: item[0], reverse=True)
         runs.sort(key=lambda item: _spare_last(self.state.workloads[item[0][0]]))
         best: list[Choice | None] = [((0, 0, 0), []), *[None] * need]
         for position, (key, gpus) in enumerate(runs):
@@ -244,8 +245,8 @@ class _Search:
         return best[need]
 
 
-def _spare_last(workload: Workload) -> tuple[int, int, int, list[int]]:
-    """Order runs of one node by who goes first: lower priority, resumable, youngest, greatest id."""
+def _spare_last(workload: Workload) -> tuple[int, int, int]:
+    """Order runs of one node by who goes first: lower priority, resumable, youngest."""
     run = workload.run
     started = run.started_ms if run is not None and run.started_ms is not None else 1 << 62
-    return (workload.priority, 0 if workload.resumable else 1, -started, [-ord(letter) for letter in workload.id])
+    return (workload.priority, 0 if workload.resumable else 1, -started)

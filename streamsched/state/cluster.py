@@ -98,7 +98,6 @@ class ClusterState:
 
         # Derived: set again by `thaw`, no part of the digest.
         self.timers = Timers()
-        self.next_wakeup_ms: int | None = None
         self.effects = Effects()
 
     # --- reading ------------------------------------------------------------------------------------------------------
@@ -107,6 +106,14 @@ class ClusterState:
     def nodes(self) -> dict[str, Node]:
         """All nodes by id."""
         return self.inventory.nodes
+
+    @property
+    def next_wakeup_ms(self) -> int | None:
+        """When time alone changes something, if nothing else happens before; None for never."""
+        deadline = self.timers.next_ms(self.workloads)
+        sent = self.dispatch.oldest_ms()
+        resend = None if sent is None else sent + self.policy.resend_ms
+        return resend if deadline is None else deadline if resend is None else min(deadline, resend)
 
     @property
     def stirred(self) -> tuple[int, int, int, str | None, int]:
@@ -157,7 +164,6 @@ class ClusterState:
 
         if self.inventory.capacity_gpus != self.budgets.capacity_gpus:
             self.budgets.set_capacity(self.inventory.capacity_gpus, self.now_ms)
-        self.find_next_wakeup()
         if self.next_cursor % HASH_EVERY == 0:
             self._hash()
         return effects
@@ -240,13 +246,6 @@ class ClusterState:
                 runs.stop(self, workload, StopReason.TIMED_OUT)
             case _:
                 assert_never(due)
-
-    def find_next_wakeup(self) -> None:
-        """Derive when time alone changes something, if nothing else happens before; None for never."""
-        deadline = self.timers.next_ms(self.workloads)
-        sent = self.dispatch.oldest_ms()
-        resend = None if sent is None else sent + self.policy.resend_ms
-        self.next_wakeup_ms = resend if deadline is None else deadline if resend is None else min(deadline, resend)
 
     def _tick(self, fact: Tick) -> None:
         if fact.tick <= self.last_tick:

@@ -28,6 +28,7 @@ class Dispatch:
         """Take a new command. To a lost node it is sent once, since it may be on its way back."""
         self.unacknowledged.setdefault(command.node, {})[command.command] = command
         if not is_lost:
+            self.oldest_ms()  # Forgets what was answered, so that the queue is as long as what waits.
             self.sent.append((now_ms, command.node, command.command))
 
     def pause(self, node: str) -> None:
@@ -80,6 +81,10 @@ class Dispatch:
         while sent and sent[0][2] not in self.unacknowledged.get(sent[0][1], ()):
             sent.popleft()
         return sent[0][0] if sent else None
+
+    def resends(self) -> list[list[int | str]]:
+        """Return when each command without an answer was last sent, and to whom; the oldest first."""
+        return [[when, node, id_] for when, node, id_ in self.sent if id_ in self.unacknowledged.get(node, ())]
 
     def unanswered(self) -> list[Command]:
         """Return what has no answer, in order of ids."""

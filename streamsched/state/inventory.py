@@ -106,9 +106,11 @@ class Node:
     def derive_free(self) -> int:
         """Return the GPUs that nobody holds, claims or has left behind."""
         taken = 0
-        for mask in self.claims.values():
-            taken |= mask
-        return self.unheld_mask & ~taken
+        for owners in (self.held, self.claims, self.orphans):
+            if owners:
+                for mask in owners.values():
+                    taken |= mask
+        return ((1 << self.gpus) - 1) & ~taken
 
 
 class Room:

@@ -14,7 +14,7 @@ from streamsched.state.reasons import Ignored
 from streamsched.state.workloads import Commitment, Finished, Phase, Run, Workload
 
 if TYPE_CHECKING:
-    from streamsched.model.events import RunReleased, RunStarted
+    from streamsched.model.events import RunReleased, RunStarted, Seat
     from streamsched.state.cluster import ClusterState
     from streamsched.state.inventory import Node, RunKey
 
@@ -29,12 +29,13 @@ def bind(state: ClusterState, workload: Workload, run: Run) -> None:
     key = (workload.id, run.attempt)
     workload.phase = Phase.BOUND
     run.bound_ms = now
+    seats: dict[str, list[Seat]] = {}
     for seat in run.seats:
         run.held[seat.node] = run.held.get(seat.node, 0) | seat.gpu_mask
+        seats.setdefault(seat.node, []).append(seat)
     allocated = workload.is_allocated
     start_by = now + state.policy.start_deadline_ms
     leader = run.seats[0].node
-    single = len(run.held) == 1
     for node_id, mask in run.held.items():
         node = inventory.nodes[node_id]
         node.claims.pop(key, None)
@@ -48,7 +49,7 @@ def bind(state: ClusterState, workload: Workload, run: Run) -> None:
             node=node_id,
             workload=workload.id,
             attempt=run.attempt,
-            seats=run.seats if single else tuple(seat for seat in run.seats if seat.node == node_id),
+            seats=tuple(seats[node_id]),
             ranks=workload.ranks,
             leader=leader,
             argv=workload.command,

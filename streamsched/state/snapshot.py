@@ -59,7 +59,7 @@ def freeze(state: ClusterState) -> bytes:
             "ignored": [[why, state.ignored[why]] for why in sorted(state.ignored)],
             "void": [[why, state.void[why]] for why in sorted(state.void)],
             "unacknowledged": [command.model_dump(mode="json") for command in state.unanswered_commands()],
-            "sent": [list(entry) for entry in state.dispatch.sent],
+            "sent": state.dispatch.resends(),
             "hashed": state.hashed,
         },
         option=orjson.OPT_SORT_KEYS,
@@ -106,7 +106,6 @@ def thaw(data: bytes) -> ClusterState:
         state.dispatch.unacknowledged.setdefault(command.node, {})[command.command] = command
     state.dispatch.sent = deque((when, node, command) for when, node, command in fields["sent"])
     state.hashed = fields["hashed"]
-    state.find_next_wakeup()
     return state
 
 
