@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
+from operator import attrgetter
 from typing import Any
 
 import orjson
 from pydantic import TypeAdapter
 
 from streamsched.model.commands import AnyCommand, Command, StopReason
-from streamsched.model.events import NodeHealth, Seat, WorkloadSubmitted
+from streamsched.model.events import NodeHealth, Seat
 from streamsched.model.policy import Policy
 from streamsched.state.cluster import ClusterState, SourceGap
 from streamsched.state.inventory import Node
@@ -212,51 +213,42 @@ def _node_in(item: dict[str, Any]) -> Node:
 # --- workloads --------------------------------------------------------------------------------------------------------
 
 
-def _workload_out(workload: Workload, budget: int) -> dict[str, Any]:
-    return {
-        "id": workload.id,
-        "budget": budget,
-        "pool": workload.pool,
-        "ranks": workload.ranks,
-        "gpus_per_rank": workload.gpus_per_rank,
-        "min_runtime_ms": workload.min_runtime_ms,
-        "timeout_ms": workload.timeout_ms,
-        "resumable": workload.resumable,
-        "priority": workload.priority,
-        "command": list(workload.command),
-        "phase": workload.phase,
-        "attempt": workload.attempt,
-        "submitted_ms": workload.submitted_ms,
-        "queued_ms": workload.queued_ms,
-        "requeued": workload.requeued,
-        "setbacks": workload.setbacks,
-        "held_until_ms": workload.held_until_ms,
-        "cancelled": workload.cancelled,
-        "filed": workload.queue_key is not None,
-        "run": None if workload.run is None else _run_out(workload.run),
-    }
+#: What is written of a workload as it stands, in this order; its phase, budget, place in the backlog and run go before.
+_PLAIN = (
+    "id",
+    "pool",
+    "ranks",
+    "gpus_per_rank",
+    "min_runtime_ms",
+    "timeout_ms",
+    "resumable",
+    "priority",
+    "command",
+    "attempt",
+    "submitted_ms",
+    "queued_ms",
+    "requeued",
+    "setbacks",
+    "held_until_ms",
+    "cancelled",
+)
+_plain_of = attrgetter(*_PLAIN)
 
 
-def _workload_in(item: dict[str, Any], budgets: list[Budget]) -> tuple[Workload, bool]:
-    budget = budgets[item["budget"]]
-    fact = WorkloadSubmitted(
-        workload=item["id"],
-        budget=budget.id,
-        pool=item["pool"],
-        ranks=item["ranks"],
-        gpus_per_rank=item["gpus_per_rank"],
-        min_runtime_ms=item["min_runtime_ms"],
-        timeout_ms=item["timeout_ms"],
-        resumable=item["resumable"],
-        priority=item["priority"],
-        command=tuple(item["command"]),
-    )
-    workload = Workload(fact, budget, item["submitted_ms"])
-    workload.phase = Phase(item["phase"])
-    for name in ("attempt", "queued_ms", "requeued", "setbacks", "held_until_ms", "cancelled"):
-        setattr(workload, name, item[name])
-    workload.run = None if item["run"] is None else _run_in(item["run"])
-    return workload, item["filed"]
+def _workload_out(workload: Workload, budget: int) -> list[Any]:
+    """Return a workload as a list: there may be many, and names would be most of the bytes."""
+    run = None if workload.run is None else _run_out(workload.run)
+    return [workload.phase, budget, workload.queue_key is not None, run, *_plain_of(workload)]
+
+
+def _workload_in(item: list[Any], budgets: list[Budget]) -> tuple[Workload, bool]:
+    phase, budget, filed, run, *plain = item
+    fields = dict(zip(_PLAIN, plain, strict=True))
+    fields["command"] = tuple(fields["command"])
+    workload = Workload.restored(fields, budgets[budget])
+    workload.phase = Phase(phase)
+    workload.run = None if run is None else _run_in(run)
+    return workload, filed
 
 
 def _run_out(run: Run) -> dict[str, Any]:

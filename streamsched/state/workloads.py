@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from streamsched.model.commands import StopReason
     from streamsched.model.events import Seat, WorkloadSubmitted
     from streamsched.state.usage import Budget
@@ -107,6 +109,18 @@ class Workload:
         self.run: Run | None = None
         #: Its key in the backlog, while it is there.
         self.queue_key: QueueKey | None = None
+
+    @classmethod
+    def restored(cls, fields: Mapping[str, Any], budget: Budget) -> Self:
+        """Return a workload as it was frozen: `fields` are what is written of it, the rest is derived."""
+        workload = cls.__new__(cls)
+        for name, value in fields.items():
+            setattr(workload, name, value)
+        workload.budget = budget
+        workload.gpus = workload.ranks * workload.gpus_per_rank
+        workload.is_allocated = workload.min_runtime_ms > 0
+        workload.queue_key = None
+        return workload
 
     @property
     def shape(self) -> Shape:
