@@ -93,13 +93,20 @@ def jobs(answer: Jobs) -> RenderableType:
                 str(job.attempt),
                 _clock(_since(job), answer.at_ms),
                 _protected(job, answer.at_ms),
-                job.reason or _some(job.nodes),
+                _why(job) or _some(job.nodes),
             )
             for job in answer.jobs
         ],
     )
     shown = f"{len(answer.jobs)} of {answer.matching}" if len(answer.jobs) < answer.matching else str(len(answer.jobs))
-    return Group(table, _as_of(answer, f"{shown} workload{'s' * (answer.matching != 1)}"))
+    count = f"{shown} workload{'s' * (answer.matching != 1)}"
+    return Group(table, _as_of(answer, count if answer.jobs else f"{count}; --ended lists those that are over too"))
+
+
+def _why(job: Job) -> str:
+    """Return why it waits or ended. The words for waiting are a closed list, so they may lose their underscores."""
+    reason = job.reason or ""
+    return reason.replace("_", " ") if job.phase == "queued" else reason
 
 
 def nodes(answer: Nodes) -> RenderableType:

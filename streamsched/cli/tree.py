@@ -463,14 +463,21 @@ def archive(
 @app.command(rich_help_panel=_PAST)
 def demo(
     out: Annotated[Path, typer.Option(help="Where the ledger and the report go.")] = Path("out/demo"),
+    as_json: AsJson = False,
 ) -> None:
     """Schedule a week of a real trace on a virtual cluster, faster than time; leave a report and the ledger behind.
 
+    JSON: the outcomes, and where the ledger and the report are.
+
     Example: `streamsched demo --out /tmp/demo`
     """
+    import json
+
     from streamsched.reporting.demo import run_demo
 
-    run_demo(out)
+    result = run_demo(out, quiet=as_json)
+    if as_json:
+        typer.echo(json.dumps(result.as_json()))
 
 
 # --- topics and version -----------------------------------------------------------------------------------------------

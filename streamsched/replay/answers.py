@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from streamsched.model.events import NodeHealth, WorkloadSubmitted
 from streamsched.model.identifiers import BudgetId
 from streamsched.replay.story import Chronicle, Happening
-from streamsched.scheduling.verdicts import Verdict, verdict
+from streamsched.scheduling.verdicts import Verdict, verdict, waiting_code
 from streamsched.state.cluster import ClusterState
 from streamsched.state.inventory import Node
 from streamsched.state.snapshot import digest
@@ -88,7 +88,7 @@ class Job(Answer):
         protected_until_ms: Nobody may take its GPUs before this time.
         ended_ms: When it came to its end.
         nodes: Where the present attempt sits, in rank order.
-        reason: Why it ended, or why it is being stopped.
+        reason: Why it waits, in one word; why it is being stopped; or why it ended.
     """
 
     workload: str
@@ -303,7 +303,7 @@ def explain(state: ClusterState, chronicle: Chronicle, workload: str) -> Explana
     """Return everything about one workload, or None when the state does not know it."""
     live, ended = state.workloads.get(workload), state.finished.get(workload)
     if live is not None:
-        job = _live_job(live)
+        job = _live_job(state, live)
     elif ended is not None:
         job = _ended_job(ended, chronicle)
     else:
@@ -331,7 +331,7 @@ def _asks_for_ended(wanted: JobFilter) -> bool:
 
 def _every_job(state: ClusterState, chronicle: Chronicle, *, ended: bool) -> Iterator[Job]:
     for workload in state.workloads.values():
-        yield _live_job(workload)
+        yield _live_job(state, workload)
     if ended:
         for finished in state.finished.values():
             yield _ended_job(finished, chronicle)
@@ -343,8 +343,11 @@ def _passes(job: Job, wanted: JobFilter) -> bool:
     return wanted.budget is None or (job.budget is not None and f"{job.budget}/".startswith(f"{wanted.budget}/"))
 
 
-def _live_job(workload: Workload) -> Job:
+def _live_job(state: ClusterState, workload: Workload) -> Job:
     run = workload.run
+    reason = None if run is None or run.stop is None else str(run.stop)
+    if workload.phase is Phase.QUEUED:
+        reason = str(waiting_code(state, workload))
     return Job(
         workload=workload.id,
         phase=workload.phase,
@@ -365,7 +368,7 @@ def _live_job(workload: Workload) -> Job:
         started_ms=run.started_ms if run is not None else None,
         protected_until_ms=run.protected_until_ms if run is not None else None,
         nodes=tuple(dict.fromkeys(seat.node for seat in run.seats)) if run is not None else (),
-        reason=str(run.stop) if run is not None and run.stop is not None else None,
+        reason=reason,
     )
 
 

@@ -171,54 +171,62 @@ def _placed(state: ClusterState, workload: Workload) -> Verdict:
     return _verdict(state, workload, VerdictCode.RUNS, f"runs on {run.gpus} GPUs, {words}", protected)
 
 
-def _waiting(state: ClusterState, workload: Workload) -> Verdict:
-    pools = list(state.inventory.candidates(workload.pool))
-    size, ranks = workload.gpus_per_rank, workload.ranks
-    where = f"pool {workload.pool}" if workload.pool else "any one pool"
-    ask = f"{ranks} x {size} GPUs"
+def waiting_code(state: ClusterState, workload: Workload) -> VerdictCode:
+    """Return why a queued workload waits, in one word; costs the same however large the cluster and the queue."""
     if workload.queue_key is None:
-        return _verdict(
-            state,
-            workload,
-            VerdictCode.HELD,
-            f"is held until {format_instant(workload.held_until_ms)} after {workload.setbacks} failed starts in a row",
-            workload.held_until_ms,
-        )
+        return VerdictCode.HELD
     if workload.is_allocated and not workload.budget.quota_nano:
-        return _verdict(
-            state,
-            workload,
-            VerdictCode.NO_BUDGET,
-            f"is allocated, and the quota of {workload.budget.id} has become 0; nothing covers it",
-            None,
-        )
+        return VerdictCode.NO_BUDGET
+    pools = state.inventory.candidates(workload.pool)
     if not pools:
-        return _verdict(state, workload, VerdictCode.NO_NODES, f"no node of {where} has reported yet", None)
-    free = max(pool.free.slots(size) for pool in pools)
-    reclaimable = max(pool.reclaimable.slots(size) for pool in pools)
-    largest = max(_healthy_slots(state, pool.id, size) for pool in pools)
-    fit = Fit(
-        pool=workload.pool,
-        ranks_needed=ranks,
-        gpus_per_rank=size,
-        ranks_free=free,
-        ranks_if_unallocated_work_stops=reclaimable,
-        ranks_possible=largest,
-        nodes=_count_nodes(state, workload),
-    )
-    usable = reclaimable if workload.is_allocated else free
-    if largest < ranks:
-        code = VerdictCode.IMPOSSIBLE_NOW
-        sentence = f"asks for {ask}; with every healthy node of {where} empty, {largest} such ranks would fit"
-    elif usable < ranks:
-        code = VerdictCode.NO_CAPACITY
-        sentence = f"asks for {ask}; {free} such ranks fit on free GPUs in {where}"
+        return VerdictCode.NO_NODES
+    size, ranks = workload.gpus_per_rank, workload.ranks
+    if max(pool.healthy.slots(size) for pool in pools) < ranks:
+        return VerdictCode.IMPOSSIBLE_NOW
+    rooms = (pool.reclaimable if workload.is_allocated else pool.free for pool in pools)
+    return VerdictCode.NEXT_ROUND if max(room.slots(size) for room in rooms) >= ranks else VerdictCode.NO_CAPACITY
+
+
+def _waiting(state: ClusterState, workload: Workload) -> Verdict:
+    code = waiting_code(state, workload)
+    where = f"pool {workload.pool}" if workload.pool else "any one pool"
+    if code is VerdictCode.HELD:
+        until = workload.held_until_ms
+        failed = f"{workload.setbacks} failed starts in a row" if workload.setbacks > 1 else "a failed start"
+        return _verdict(state, workload, code, f"is held until {format_instant(until)} after {failed}", until)
+    if code is VerdictCode.NO_BUDGET:
+        sentence = f"is allocated, and the quota of {workload.budget.id} has become 0; nothing covers it"
+        return _verdict(state, workload, code, sentence, None)
+    if code is VerdictCode.NO_NODES:
+        return _verdict(state, workload, code, f"no node of {where} has reported yet", None)
+
+    fit = _fit(state, workload)
+    ask = f"{fit.ranks_needed} x {fit.gpus_per_rank} GPUs"
+    if code is VerdictCode.IMPOSSIBLE_NOW:
+        sentence = (
+            f"asks for {ask}; with every healthy node of {where} empty, {fit.ranks_possible} such ranks would fit"
+        )
+    elif code is VerdictCode.NO_CAPACITY:
+        sentence = f"asks for {ask}; {fit.ranks_free} such ranks fit on free GPUs in {where}"
         if workload.is_allocated:
-            sentence += f", {reclaimable} if unallocated work stops"
+            sentence += f", {fit.ranks_if_unallocated_work_stops} if unallocated work stops"
     else:
-        code = VerdictCode.NEXT_ROUND
         sentence = f"asks for {ask}, and they can be had: it is placed when its turn comes in this round"
     return _verdict(state, workload, code, sentence, None, fit)
+
+
+def _fit(state: ClusterState, workload: Workload) -> Fit:
+    pools = state.inventory.candidates(workload.pool)
+    size = workload.gpus_per_rank
+    return Fit(
+        pool=workload.pool,
+        ranks_needed=workload.ranks,
+        gpus_per_rank=size,
+        ranks_free=max(pool.free.slots(size) for pool in pools),
+        ranks_if_unallocated_work_stops=max(pool.reclaimable.slots(size) for pool in pools),
+        ranks_possible=max(pool.healthy.slots(size) for pool in pools),
+        nodes=_count_nodes(state, workload),
+    )
 
 
 def _verdict(
@@ -272,10 +280,6 @@ def _backlog_ahead(state: ClusterState, workload: Workload) -> int:
 
 def _holders(node: Node, mask: int) -> list[str]:
     return [key[0] for owners in (node.held, node.orphans) for key, held in owners.items() if held & mask]
-
-
-def _healthy_slots(state: ClusterState, pool: str, size: int) -> int:
-    return sum(node.gpus // size for node in state.inventory.pools[pool].nodes if node.health is NodeHealth.HEALTHY)
 
 
 def _count_nodes(state: ClusterState, workload: Workload) -> NodeCounts:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from streamsched.errors import InvariantError
 from streamsched.model.events import NodeHealth
-from streamsched.state.inventory import Room
+from streamsched.state.inventory import Room, Sizes
 from streamsched.state.workloads import Commitment, Phase
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def _check_rooms(state: ClusterState) -> None:
     capacity = 0
     for pool in state.inventory.pools.values():
         free, reclaimable = Room(), Room()
+        installed, well = Sizes(), Sizes()
         for index, node in enumerate(pool.nodes):
             _demand(node.index == index, f"node {node.id} believes to be at {node.index}, and is at {index}")
             healthy = node.health is NodeHealth.HEALTHY
@@ -72,10 +73,14 @@ def _check_rooms(state: ClusterState) -> None:
             for room, gpus in ((free, offered), (reclaimable, more)):
                 room.nodes[gpus] |= 1 << index
                 room.counts[gpus] += 1
+            installed.add(node.gpus, 1)
             if healthy:
+                well.add(node.gpus, 1)
                 capacity += node.gpus
             elif node.health is NodeHealth.UNHEALTHY:
                 capacity += node.occupied_gpus
+        _demand(pool.installed.counts == installed.counts, f"pool {pool.id}: the sizes differ from the nodes")
+        _demand(pool.healthy.counts == well.counts, f"pool {pool.id}: the healthy sizes differ from the nodes")
         for name, room, derived in (("free", pool.free, free), ("reclaimable", pool.reclaimable, reclaimable)):
             _demand(room.nodes == derived.nodes, f"pool {pool.id}: the {name} index differs from the nodes")
             _demand(room.counts == derived.counts, f"pool {pool.id}: the {name} counts differ from the nodes")

@@ -32,6 +32,7 @@ class Node:
         "domains",
         "filed_capacity",
         "filed_free",
+        "filed_healthy",
         "filed_reclaimable",
         "free_mask",
         "gpus",
@@ -69,6 +70,7 @@ class Node:
         self.filed_free = 0
         self.filed_reclaimable = 0
         self.filed_capacity = 0
+        self.filed_healthy = False
 
     @property
     def all_mask(self) -> int:
@@ -113,16 +115,42 @@ class Node:
         return ((1 << self.gpus) - 1) & ~taken
 
 
-class Room:
-    """How many GPUs the nodes of a pool offer: for each number, the set of nodes that offer exactly so many."""
+class Sizes:
+    """How many nodes have, or offer, each number of GPUs."""
 
-    __slots__ = ("_slots", "counts", "nodes")
+    __slots__ = ("_slots", "counts")
 
     def __init__(self) -> None:
-        self.nodes = [0] * (MAX_GPUS + 1)
         self.counts = [0] * (MAX_GPUS + 1)
         #: Answers of `slots` that are still right.
         self._slots: dict[int, int] = {}
+
+    def add(self, gpus: int, nodes: int) -> None:
+        """Count so many nodes more, or with a negative number fewer."""
+        self.counts[gpus] += nodes
+        self._slots.clear()
+
+    def slots(self, gpus_per_rank: int) -> int:
+        """Return how many ranks of that size fit, all nodes together."""
+        known = self._slots.get(gpus_per_rank)
+        if known is None:
+            counts = self.counts
+            known = 0
+            for gpus in range(gpus_per_rank, MAX_GPUS + 1):
+                if counts[gpus]:
+                    known += counts[gpus] * (gpus // gpus_per_rank)
+            self._slots[gpus_per_rank] = known
+        return known
+
+
+class Room(Sizes):
+    """What the nodes of a pool offer: for each number of GPUs, the set of nodes that offer exactly so many."""
+
+    __slots__ = ("nodes",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nodes = [0] * (MAX_GPUS + 1)
 
     def copy(self) -> Room:
         """Return a room that may be changed without changing this one."""
@@ -143,18 +171,6 @@ class Room:
         self.nodes[after] |= bit
         self.counts[after] += 1
 
-    def slots(self, gpus_per_rank: int) -> int:
-        """Return how many ranks of that size fit, all nodes together."""
-        known = self._slots.get(gpus_per_rank)
-        if known is None:
-            counts = self.counts
-            known = 0
-            for gpus in range(gpus_per_rank, MAX_GPUS + 1):
-                if counts[gpus]:
-                    known += counts[gpus] * (gpus // gpus_per_rank)
-            self._slots[gpus_per_rank] = known
-        return known
-
     def tightest(self, gpus: int) -> int:
         """Return the smallest number of GPUs, at least `gpus`, that some node offers; or -1."""
         counts = self.counts
@@ -172,7 +188,7 @@ class Room:
 class Pool:
     """The nodes of one kind, in the order of their places, with what they offer."""
 
-    __slots__ = ("_largest", "free", "id", "installed", "nodes", "reclaimable")
+    __slots__ = ("free", "healthy", "id", "installed", "nodes", "reclaimable")
 
     def __init__(self, id_: str) -> None:
         self.id = id_
@@ -181,24 +197,9 @@ class Pool:
         self.free = Room()
         #: What is free or held by unallocated work on healthy nodes.
         self.reclaimable = Room()
-        #: Nodes by number of GPUs, whatever their health.
-        self.installed = [0] * (MAX_GPUS + 1)
-        #: Answers of `largest_gang` that are still right.
-        self._largest: dict[int, int] = {}
-
-    def largest_gang(self, gpus_per_rank: int) -> int:
-        """Return how many ranks of that size would fit if every node were healthy and empty."""
-        known = self._largest.get(gpus_per_rank)
-        if known is None:
-            installed = self.installed
-            known = sum(installed[gpus] * (gpus // gpus_per_rank) for gpus in range(gpus_per_rank, MAX_GPUS + 1))
-            self._largest[gpus_per_rank] = known
-        return known
-
-    def install(self, gpus: int, nodes: int) -> None:
-        """Count nodes of so many GPUs as installed, or with a negative number as gone."""
-        self.installed[gpus] += nodes
-        self._largest.clear()
+        #: All nodes, and the healthy ones, by their size.
+        self.installed = Sizes()
+        self.healthy = Sizes()
 
 
 class Inventory:
@@ -238,8 +239,9 @@ class Inventory:
             room.nodes = [(nodes & ~below) << 1 | nodes & below for nodes in room.nodes]
             room.nodes[0] |= 1 << index
             room.counts[0] += 1
-        pool.install(node.gpus, 1)
+        pool.installed.add(node.gpus, 1)
         node.filed_free = node.filed_reclaimable = node.filed_capacity = 0
+        node.filed_healthy = False
         self.refile(node)
 
     def remove(self, node: Node) -> None:
@@ -255,7 +257,9 @@ class Inventory:
         for room in (pool.free, pool.reclaimable):
             room.nodes = [(nodes >> 1) & ~below | nodes & below for nodes in room.nodes]
             room.counts[0] -= 1
-        pool.install(node.gpus, -1)
+        pool.installed.add(node.gpus, -1)
+        if node.filed_healthy:
+            pool.healthy.add(node.gpus, -1)
         del self.nodes[node.id]
         if not pool.nodes:
             del self.pools[node.pool]
@@ -263,13 +267,17 @@ class Inventory:
     def refile(self, node: Node) -> None:
         """Bring the index up to date after anything about a node has changed."""
         node.free_mask = free = node.derive_free()
-        if node.health is NodeHealth.HEALTHY:
+        healthy = node.health is NodeHealth.HEALTHY
+        if healthy:
             offered = free.bit_count()
             reclaimable = (free | node.preemptible_mask).bit_count() if node.preemptible else offered
             capacity = node.gpus
         else:
             offered = reclaimable = 0
             capacity = node.occupied_gpus if node.health is NodeHealth.UNHEALTHY else 0
+        if healthy is not node.filed_healthy:
+            self.pools[node.pool].healthy.add(node.gpus, 1 if healthy else -1)
+            node.filed_healthy = healthy
         if offered > node.filed_free or reclaimable > node.filed_reclaimable:
             self.gains += 1
         if offered != node.filed_free:

@@ -101,7 +101,7 @@ def _objection_to(state: ClusterState, fact: WorkloadSubmitted, budget: Budget |
             )
     pools = list(state.inventory.candidates(fact.pool))
     if pools:
-        largest = max(pool.largest_gang(fact.gpus_per_rank) for pool in pools)
+        largest = max(pool.installed.slots(fact.gpus_per_rank) for pool in pools)
         if largest < fact.ranks:
             where = f"pool {fact.pool!r}" if fact.pool else "any one pool"
             return (
