@@ -43,7 +43,8 @@ from streamsched.state.timers import Due, Timers
 from streamsched.state.usage import BudgetTree
 from streamsched.state.workloads import Finished, Workload
 
-#: A digest of the whole state is recorded after so many records.
+#: A digest of the whole state is recorded after so many records, or after as many as the state has entries when those
+#: are more: a digest reads every entry, so its cost for each record stays the same however large the state.
 HASH_EVERY = 16_384
 #: The protocol that this code folds.
 PROTOCOL = 1
@@ -95,6 +96,7 @@ class ClusterState:
         #: Digests of recent states by the number of records folded, until they have been recorded or compared.
         self.digests: dict[int, str] = {}
         self.hashed = 0
+        self.next_hash = HASH_EVERY
 
         # Derived: set again by `thaw`, no part of the digest.
         self.timers = Timers()
@@ -164,7 +166,7 @@ class ClusterState:
 
         if self.inventory.capacity_gpus != self.budgets.capacity_gpus:
             self.budgets.set_capacity(self.inventory.capacity_gpus, self.now_ms)
-        if self.next_cursor % HASH_EVERY == 0:
+        if self.next_cursor == self.next_hash:
             self._hash()
         return effects
 
@@ -261,6 +263,8 @@ class ClusterState:
         from streamsched import __version__
         from streamsched.state.snapshot import digest
 
+        entries = len(self.workloads) + len(self.finished) + len(self.budgets.changes)
+        self.next_hash = self.next_cursor + max(HASH_EVERY, entries)
         value = digest(self)
         self.digests = {self.next_cursor: value}
         self.effects.hash = StateHashed(folded=self.next_cursor, digest=value, build=__version__)

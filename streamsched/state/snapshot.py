@@ -62,6 +62,7 @@ def freeze(state: ClusterState) -> bytes:
             "unacknowledged": [command.model_dump(mode="json") for command in state.unanswered_commands()],
             "sent": state.dispatch.resends(),
             "hashed": state.hashed,
+            "next_hash": state.next_hash,
         },
         option=orjson.OPT_SORT_KEYS,
     )
@@ -107,6 +108,7 @@ def thaw(data: bytes) -> ClusterState:
         state.dispatch.unacknowledged.setdefault(command.node, {})[command.command] = command
     state.dispatch.sent = deque((when, node, command) for when, node, command in fields["sent"])
     state.hashed = fields["hashed"]
+    state.next_hash = fields["next_hash"]
     return state
 
 

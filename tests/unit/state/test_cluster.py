@@ -731,3 +731,19 @@ def test_a_recorded_digest_that_differs_stops_the_fold() -> None:
     story.tell(StateHashed(folded=3, digest="a" * 64, build="test"))
     with pytest.raises(ReplayDivergenceError, match="cursor 3"):
         story.tell(StateHashed(folded=3, digest="b" * 64, build="test"))
+
+
+def test_a_digest_is_due_after_as_many_records_as_the_state_has_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cost for each record stays the same however much waits, and a restored state hashes at the same records."""
+    monkeypatch.setattr("streamsched.state.cluster.HASH_EVERY", 4)
+    story = Story()
+    story.state.next_hash = 4
+    story.tell(budgets(a=1), nodes(2), submitted("w0"))
+    assert story.effects[3].hash is not None
+    assert story.effects[3].hash.folded == 4
+    assert story.state.next_hash == 8
+    story.tell(submitted(f"w{n}") for n in range(1, 5))
+
+    assert [n for n, effects in enumerate(story.effects) if effects.hash is not None] == [3, 7]
+    assert story.state.next_hash == 8 + 5, "five workloads wait"
+    assert thaw(freeze(story.state)).next_hash == 13
