@@ -90,13 +90,13 @@ class GivenBroker(Broker):
             )
 
     def kill(self) -> None:
-        raise NotImplementedError(f"the broker {self.provider} is not ours to kill: take own_broker")
+        raise RuntimeError(f"the broker {self.provider} is not ours to kill: take own_broker")
 
     def restart(self) -> None:
-        raise NotImplementedError(f"the broker {self.provider} is not ours to restart: take own_broker")
+        raise RuntimeError(f"the broker {self.provider} is not ours to restart: take own_broker")
 
     def stop(self) -> None:
-        raise NotImplementedError(f"the broker {self.provider} is not ours to stop: take own_broker")
+        raise RuntimeError(f"the broker {self.provider} is not ours to stop: take own_broker")
 
     def release(self) -> None:
         """Leave it running."""

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from streamsched.errors import RequestError
 from streamsched.model.identifiers import NodeId, PoolId
-from streamsched.node.agent import NodeSpec
+from streamsched.node.virtual_node import NodeSpec
 
 _FLEET = re.compile(r"([1-9]\d{0,4})x(\d{1,2})(?::(.+))?")
 _POOL: TypeAdapter[str] = TypeAdapter(PoolId)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from streamsched.cli.moments import Moment
     from streamsched.cli.places import Place
     from streamsched.model.commands import Receipt
-    from streamsched.node.agent import NodeSpec
+    from streamsched.node.virtual_node import NodeSpec
 
 HELP = """
 Schedule GPU clusters from a ledger of facts.

@@ -19,8 +19,8 @@ from streamsched.errors import ConfigurationError
 from streamsched.ledgers.sqlite import SqliteLedger
 from streamsched.ledgers.writing import wall_clock_ms
 from streamsched.model.events import BudgetShare, BudgetTreeChanged, NodeHealth
-from streamsched.node.agent import NodeSpec
 from streamsched.node.durable import NodeStore
+from streamsched.node.virtual_node import NodeSpec
 from streamsched.state.cluster import ClusterState
 
 LEDGER_FILE = "ledger.sqlite"

@@ -15,9 +15,8 @@ from random import Random
 
 from streamsched.model.commands import Command
 from streamsched.model.events import Event, NodeHealth, NodeHealthChanged
-from streamsched.node.agent import NodeSpec
 from streamsched.node.durable import NodeStore
-from streamsched.node.virtual_node import Delays, Report, VirtualNode
+from streamsched.node.virtual_node import Delays, NodeSpec, Report, VirtualNode
 from streamsched.state.inventory import Node
 
 #: Virtual work starts and stops within a moment that a person can see.
@@ -63,16 +62,7 @@ class LocalNodes:
         """
         records = self._store.records()
         for spec in specs:
-            node = VirtualNode(
-                spec.node,
-                pool=spec.pool,
-                gpus=spec.gpus,
-                domains=spec.domains,
-                boot=uuid.uuid4().hex,
-                delays=DELAYS,
-                random=Random(spec.node),
-                speed=self._speed,
-            )
+            node = spec.as_new(boot=uuid.uuid4().hex, delays=DELAYS, random=Random(spec.node), speed=self._speed)
             if (record := records.get(spec.node)) is not None:
                 before = known.get(spec.node)
                 is_same = before is not None and (before.pool, before.gpus) == (spec.pool, spec.gpus)

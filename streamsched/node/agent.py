@@ -17,7 +17,6 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from pathlib import Path
 from random import Random
@@ -32,7 +31,7 @@ from streamsched.ledgers.kafka import KafkaSecurity
 from streamsched.model.events import NodeHealth
 from streamsched.model.quantities import MINUTE, SECOND
 from streamsched.node.durable import NodeStore
-from streamsched.node.virtual_node import USUAL, Delays, Report, VirtualNode
+from streamsched.node.virtual_node import USUAL, Delays, NodeSpec, Report, VirtualNode
 from streamsched.wire.codec import decode_command, encode
 from streamsched.wire.heartbeats import Heartbeat, encode_heartbeat
 
@@ -45,16 +44,6 @@ CLOSE_SECONDS = 5.0
 POLL_MS = 200
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class NodeSpec:
-    """What a virtual node is: its name, kind of GPU, number of GPUs, and topology domains from coarse to fine."""
-
-    node: str
-    pool: str = "gpu"
-    gpus: int = 8
-    domains: tuple[str, ...] = ()
 
 
 async def run_virtual_nodes(
@@ -303,16 +292,7 @@ def _restored(
     records = store.records()
     nodes = []
     for spec in specs:
-        node = VirtualNode(
-            spec.node,
-            pool=spec.pool,
-            gpus=spec.gpus,
-            domains=spec.domains,
-            boot=uuid.uuid4().hex,
-            delays=delays,
-            random=Random(f"{seed}/{spec.node}"),
-            speed=speed,
-        )
+        node = spec.as_new(boot=uuid.uuid4().hex, delays=delays, random=Random(f"{seed}/{spec.node}"), speed=speed)
         if spec.node in records:
             node.restore(records[spec.node])
         nodes.append(node)

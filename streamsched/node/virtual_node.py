@@ -365,6 +365,29 @@ class VirtualNode:
         return low if low == high else self._random.randint(low, high)
 
 
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """What a virtual node is: its name, kind of GPU, number of GPUs, and topology domains from coarse to fine."""
+
+    node: str
+    pool: str = "gpu"
+    gpus: int = 8
+    domains: tuple[str, ...] = ()
+
+    def as_new(self, *, boot: str, delays: Delays, random: Random, speed: int) -> VirtualNode:
+        """Return such a node with nothing on it; the arguments are those of `VirtualNode`."""
+        return VirtualNode(
+            self.node,
+            pool=self.pool,
+            gpus=self.gpus,
+            domains=self.domains,
+            boot=boot,
+            delays=delays,
+            random=random,
+            speed=speed,
+        )
+
+
 def read_sleep(argv: Sequence[str]) -> tuple[int, int] | None:
     """Read ``sleep SECONDS [exit CODE]`` as milliseconds and an exit code, or return None when it is something else.
 

@@ -33,7 +33,7 @@ _SERVE = (
 )
 _NODES = (
     "import asyncio, json, sys; from pathlib import Path; "
-    "from streamsched.node.agent import NodeSpec, run_virtual_nodes; "
+    "from streamsched.node.agent import run_virtual_nodes; from streamsched.node.virtual_node import NodeSpec; "
     "from streamsched.node.virtual_node import IDEAL; given = json.loads(sys.argv[1]); "
     "asyncio.run(run_virtual_nodes(given['bootstrap'], given['prefix'], [NodeSpec(node) for node in given['nodes']], "
     "Path(given['state']), delays=IDEAL))"

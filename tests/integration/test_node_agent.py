@@ -26,7 +26,7 @@ PATIENCE_SECONDS = 40.0
 
 _AGENT = (
     "import asyncio, json, sys; from pathlib import Path; "
-    "from streamsched.node.agent import NodeSpec, run_virtual_nodes; "
+    "from streamsched.node.agent import run_virtual_nodes; from streamsched.node.virtual_node import NodeSpec; "
     "from streamsched.node.virtual_node import Delays; given = json.loads(sys.argv[1]); "
     "asyncio.run(run_virtual_nodes(given['bootstrap'], given['prefix'], [NodeSpec(node) for node in given['nodes']], "
     "Path(given['state']), delays=Delays(accept_ms=(1, 1), start_ms=(200, 400), stop_ms=(50, 50))))"

@@ -20,8 +20,8 @@ from streamsched.model.events import (
     RunStarted,
     Seat,
 )
-from streamsched.node.agent import NodeSpec
 from streamsched.node.durable import NodeStore
+from streamsched.node.virtual_node import NodeSpec
 from streamsched.state.inventory import Node
 
 NOW_MS = 1_000_000
