@@ -9,12 +9,15 @@ Source: `fair-share.md`, section 4.4, at its first threshold: unallocated work o
 
 from __future__ import annotations
 
+from heapq import heappop, heappush, heapreplace
 from typing import TYPE_CHECKING
 
 from streamsched.model.events import NodeHealth, Seat, Victim
 from streamsched.scheduling.placement import lowest_bits, seats_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from streamsched.scheduling.draft import DraftPool
     from streamsched.state.cluster import ClusterState
     from streamsched.state.inventory import Node, RunKey
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 Cost = tuple[int, int, int]
 #: The cheapest runs for something, with what they cost.
 Choice = tuple[Cost, list["RunKey"]]
+#: When a node is looked at: the emptiest first, then by index. Free GPUs, negative, and the index.
+Place = tuple[int, int]
 
 
 def displace(
@@ -49,12 +54,17 @@ def displace(
 class _Offer:
     """Runs that could be stopped, what that costs, and for how many ranks it makes room."""
 
-    __slots__ = ("cost", "keys", "ranks")
+    __slots__ = ("cost", "keys", "place", "ranks")
 
-    def __init__(self, cost: Cost, keys: list[RunKey], ranks: int) -> None:
+    def __init__(self, cost: Cost, keys: list[RunKey], ranks: int, place: Place = (0, 0)) -> None:
         self.cost = cost
         self.keys = keys
         self.ranks = ranks
+        self.place = place
+
+    def __lt__(self, other: _Offer) -> bool:
+        """Whether it is taken first: the better one, and of equal ones the one on the earlier node."""
+        return self.is_better_than(other) or (not other.is_better_than(self) and self.place < other.place)
 
     def is_better_than(self, other: _Offer) -> bool:
         """Whether it costs less for each rank: in GPUs, then in gangs, then in who is preferred to be left alone.
@@ -78,17 +88,33 @@ class _Search:
         #: GPUs that the chosen free, by node index, on nodes that may be used.
         self.freed: dict[int, int] = {}
         self.slots = pool.free.slots(gpus_per_rank)
+        #: From the second choice on: the best offer of each node, by node index, and all of them with the best first,
+        #: among some that no longer hold.
+        self.offers: dict[int, _Offer] = {}
+        self.ranking: list[_Offer] | None = None
 
     def stop_cheapest(self, ranks: int) -> None:
         """Add the victims that make room for more ranks at the least cost for each rank."""
-        best: _Offer | None = None
         missing = ranks - self.slots
+        best = self._best_of_few(missing) if not self.chosen else self._best_of_all(missing)
+        if best is None:
+            raise AssertionError("the gang fits on what can be reclaimed, so there is something left to reclaim")
+        for key in best.keys:
+            self._choose(key)
+        missing = ranks - self.slots
+        if self.ranking is not None and missing > 0:
+            for node in self._nodes_beside(best.keys):
+                self._rank(node, missing)
+
+    def _best_of_few(self, missing: int) -> _Offer | None:
+        """Return the best offer before anything was chosen, having looked at no more nodes than it takes to know."""
+        best: _Offer | None = None
         for free in range(len(self.pool.free.nodes) - 1, -1, -1):
             nodes = self._nodes_with_more(free)
             # What a node with so many free GPUs can offer at the very best: one gang of just what a rank lacks there.
             ideal = _Offer((self.gpus_per_rank - free % self.gpus_per_rank, 1, 0), [], missing)
             while nodes:
-                if best is not None and not self.freed and not ideal.is_better_than(best):
+                if best is not None and not ideal.is_better_than(best):
                     break
                 bit = nodes & -nodes
                 nodes ^= bit
@@ -102,12 +128,44 @@ class _Search:
                 if best is None or offer.is_better_than(best):
                     best = offer
             # A node with fewer free GPUs must give up at least so many for a rank to fit there.
-            if best is not None and not self.freed and best.cost[0] <= self._least_for(free - 1) * best.ranks:
+            if best is not None and best.cost[0] <= self._least_for(free - 1) * best.ranks:
                 break
-        if best is None:
-            raise AssertionError("the gang fits on what can be reclaimed, so there is something left to reclaim")
-        for key in best.keys:
-            self._choose(key)
+        return best
+
+    def _best_of_all(self, missing: int) -> _Offer | None:
+        """Return the best offer of all nodes. Each choice changes few of them, so they are ranked once and kept."""
+        if self.ranking is None:
+            self.ranking = []
+            for free in range(len(self.pool.free.nodes)):
+                nodes = self._nodes_with_more(free)
+                while nodes:
+                    bit = nodes & -nodes
+                    nodes ^= bit
+                    self._rank(self.pool.nodes[bit.bit_length() - 1], missing)
+        while self.ranking:
+            best = self.ranking[0]
+            if self.offers.get(best.place[1]) is not best:
+                heappop(self.ranking)
+            elif best.ranks > missing:
+                # It makes room for more than is missing by now, which makes it worth less, never more.
+                fewer = self.offers[best.place[1]] = _Offer(best.cost, best.keys, missing, best.place)
+                heapreplace(self.ranking, fewer)
+            else:
+                return best
+        return None
+
+    def _rank(self, node: Node, missing: int) -> None:
+        """Put what a node has to offer now in its place among the others."""
+        if self.ranking is None:
+            return
+        found = self._cheapest_on(node)
+        if found is None:
+            self.offers.pop(node.index, None)
+            return
+        cost, keys = found
+        place = (-self.pool.free_mask(node).bit_count(), node.index)
+        offer = self.offers[node.index] = _Offer(cost, keys, self._gain(keys, missing), place)
+        heappush(self.ranking, offer)
 
     def put_back(self, ranks: int) -> None:
         """Leave every victim alone that the gang can do without, the last chosen first."""
@@ -200,6 +258,18 @@ class _Search:
         """Return the nodes of a run that take work."""
         nodes = [self.state.nodes[id_] for id_ in run.held]
         return [node for node in nodes if node.health is NodeHealth.HEALTHY]
+
+    def _nodes_beside(self, keys: list[RunKey]) -> Iterable[Node]:
+        """Return the nodes whose offers may have changed with these choices: theirs, and those of their neighbours."""
+        beside: dict[int, Node] = {}
+        for key in keys:
+            for node in self._nodes_of(self.chosen[key]):
+                beside[node.index] = node
+                for other in self.pool.preemptible(node):
+                    run = self.state.workloads[other[0]].run
+                    if run is not None and other not in self.chosen:
+                        beside.update((node.index, node) for node in self._nodes_of(run))
+        return beside.values()
 
     def _choose(self, key: RunKey) -> None:
         run = self.state.workloads[key[0]].run

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+
 import pytest
 
 from streamsched.model.commands import Place, Stop
-from streamsched.model.events import Event, NodeHealth, ReleaseOutcome
+from streamsched.model.events import Event, NodeHealth, ProposedPlacement, ReleaseOutcome, RoundProposed, Seat
 from streamsched.model.quantities import HOUR, SECOND
 from streamsched.scheduling.decision import decide
 from streamsched.scheduling.scheduler import Scheduler
@@ -300,3 +303,57 @@ def test_a_tick_comes_when_time_alone_changes_something_and_at_the_longest_pause
     busy.round()
     eager = Scheduler(busy.state)
     assert eager.wakeup_ms(20 * SECOND) == 23 * SECOND
+
+
+def test_choosing_many_victims_costs_no_more_for_each_of_them() -> None:
+    """A gang of whole nodes displaces single GPUs on every node of the cluster."""
+
+    def seconds(count: int) -> float:
+        story = Story(budgets(a=1.0), nodes(count, gpus=2))
+        story.tell(unallocated(f"u{number}", gpus_per_rank=1) for number in range(2 * count))
+        while decide(story.state) is not None:
+            story.round()
+        story.tell(submitted("gang", ranks=count, gpus_per_rank=2))
+        began = time.process_time()
+        victims = displaced(story)["gang"]
+        assert len(victims) == 2 * count
+        return time.process_time() - began
+
+    # Four times the nodes: four times the time if each choice looks at what changed, sixteen if it looks at all.
+    assert seconds(400) < 8 * max(seconds(100), 0.01)
+
+
+def test_an_offer_is_weighed_again_once_a_neighbour_was_chosen() -> None:
+    """Six ranks of 8: `z` gives one for 8 GPUs, then `p` two for 20, that is 10 each.
+
+    As long as `p` runs, n7 seems to give three ranks for the 32 GPUs of `p` and `b`, which is 10.7 each. Once it is
+    chosen, n7 gives one for the 12 of `b`, and three that cost 11 each are better.
+    """
+    story = cluster(
+        *(node(name) for name in ("n0", "n1", "n2", "n3", "n4", "n5", "n7")),
+        *(node(name, gpus=4) for name in ("s8", "s9")),
+        *(node(name, gpus=3) for name in ("t3", "t4", "t5")),
+    )
+    halves = (0x0F, 0xF0)
+    singles = tuple(1 << bit for bit in range(8))
+    seat_by_hand(story, "z", [("n0", 0xFF)])
+    seat_by_hand(story, "p", [*(("n1", mask) for mask in halves), *(("n2", mask) for mask in halves), ("n7", 0x0F)])
+    seat_by_hand(story, "b", [("n7", 0xF0), ("s8", 0x0F), ("s9", 0x0F)])
+    for number, name in enumerate("efg", start=3):
+        here, there = [(f"n{number}", mask) for mask in singles], [(f"t{number}", mask) for mask in singles[:3]]
+        seat_by_hand(story, name, [*here, *there])
+    story.tell(submitted("w", ranks=6))
+
+    assert displaced(story) == {"w": ["e", "f", "g", "p", "z"]}
+
+
+def seat_by_hand(story: Story, workload: str, where: Sequence[tuple[str, int]]) -> None:
+    """Let an unallocated gang run on these GPUs, a node and a mask for each rank."""
+    story.tell(unallocated(workload, ranks=len(where), gpus_per_rank=where[0][1].bit_count()))
+    seats = tuple(Seat(rank=rank, node=name, gpu_mask=mask) for rank, (name, mask) in enumerate(where))
+    item = ProposedPlacement(workload=workload, attempt=1, seats=seats, victims=(), shares=())
+    state = story.state
+    story.tell(
+        RoundProposed(round=state.closed_round + 1, based_on=state.next_cursor, policy_version=0, placements=(item,))
+    )
+    assert story.phase(workload) == "bound"
