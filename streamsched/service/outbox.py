@@ -64,6 +64,11 @@ class Outbox:
         sent.add_done_callback(self._confirm)
         return sent
 
+    async def delivered(self) -> None:
+        """Wait until the broker has all that was sent before this call."""
+        if self._sending:
+            await asyncio.wait(self._sending.copy())
+
     async def stop(self) -> None:
         """Wait until everything is delivered, then disconnect."""
         await self._producer.stop()

@@ -11,6 +11,7 @@ the same ids in the same order, and nodes ignore what they have seen.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from itertools import count
 from typing import TYPE_CHECKING
@@ -97,7 +98,9 @@ class SchedulingAgent:
         return self._scheduler.state.next_cursor
 
     async def recover(self) -> None:
-        """Fold the ledger to its end, then send every command that no node has acknowledged.
+        """Fold the ledger to its end; answer the requests that came since the mark, then send unacknowledged commands.
+
+        No other replica may have been there to answer those. A replica without a mark is new, and answers nothing old.
 
         Raises:
             LedgerTruncatedError: The ledger ends before what this replica has folded once.
@@ -105,13 +108,17 @@ class SchedulingAgent:
         """
         began = time.monotonic()
         self._mark.check(await self._ledger.end())
+        answered = self._mark.folded or math.inf
         skipped = await skipped_cursors(self._ledger)
         while self.folded < await self._ledger.end():
             async for page in self._ledger.read(self.folded):
                 for entry in page:
-                    self._fold(read_record(entry, skipped))
-        self._mark.reach(self.folded)
+                    _, receipts = self._fold(read_record(entry, skipped))
+                    if entry.cursor >= answered:
+                        await self._emit((), receipts)
         await self._emit(self._scheduler.state.unanswered_commands(), ())
+        await self._outbox.delivered()
+        self._mark.reach(self.folded)
         seconds = time.monotonic() - began
         self._metrics.recovery.observe(seconds)
         _log.info(
@@ -156,7 +163,9 @@ class SchedulingAgent:
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
             if self.folded == before:
                 await self._read_what_faust_withholds()
-            before = self.folded
+            async with self._reading:  # What lies before the mark is never answered again, so it was sent, and arrived.
+                before = self.folded
+            await self._outbox.delivered()
             await asyncio.to_thread(self._mark.reach, before)  # It waits for the disk.
             await self._publish_views()
             if turn % MEASURE_EVERY == 0:

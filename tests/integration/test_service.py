@@ -12,6 +12,7 @@ import pytest
 
 from streamsched.model.events import NodeHealth, NodeHealthChanged, Rejected, WorkloadSubmitted
 from streamsched.state.cluster import ClusterState
+from streamsched.wire import codec
 from streamsched.wire.heartbeats import Heartbeat, encode_heartbeat
 from tests.brokers import Broker
 from tests.integration.services import Deployment, deployed, eventually
@@ -197,3 +198,33 @@ async def test_a_silent_node_is_lost(deployment: Deployment) -> None:
     letters = await deployment.read("dead-letters.v1")
     assert {dict(letter.headers)["code"] for letter in letters} == {b"missing_field", b"invalid_field"}
     assert await second.terminate() == 0
+
+
+async def test_requests_made_while_no_scheduler_ran_are_answered(deployment: Deployment) -> None:
+    """The only scheduler dies; what is asked for meanwhile has its receipt once it is back, and so has all before."""
+    await deployment.apply_topics()
+    deployment.serve("intake")
+    scheduler = deployment.serve("scheduler")
+    await scheduler.has_logged("running")
+    await fund(deployment)
+    await deployment.tell("workloads.v1", [(f"w{i}", submitted(f"w{i}")) for i in range(20)])
+    await answered(deployment, {f"w{i}" for i in range(20)})
+    mark = deployment.directory / "data-a" / "scheduler-default-0-a.folded"
+    await eventually(lambda: asyncio.to_thread(mark.exists), "the mark of the scheduler")
+
+    scheduler.kill()
+    await deployment.tell("workloads.v1", [(f"w{i}", submitted(f"w{i}")) for i in range(20, 60)])
+    await folded(deployment, 61)
+    scheduler.start()
+
+    await answered(deployment, {f"w{i}" for i in range(60)})
+
+
+async def answered(deployment: Deployment, workloads: set[str]) -> None:
+    """Wait for the receipts of these workloads."""
+
+    async def all_there() -> bool:
+        receipts = [codec.decode_receipt(record.value) for record in await deployment.read("receipts.v1")]
+        return workloads <= {receipt.workload for receipt in receipts}
+
+    await eventually(all_there, f"{len(workloads)} receipts")
