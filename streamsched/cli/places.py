@@ -101,8 +101,16 @@ def place_of(address: str, at: Moment | None = None, progress: Progress | None =
 
 
 async def open_recorded(address: str) -> Ledger:
-    """Open a ledger for reading: one of `open_ledger`'s addresses, or a data directory of ``streamsched up``."""
-    _hush_kafka()
+    """Open a ledger for reading.
+
+    Besides `open_ledger`'s addresses these are a data directory of ``streamsched up``, and a cluster on Kafka by its
+    prefix, which ends with a dot or is absent.
+    """
+    hush_kafka()
+    if (kafka := _KAFKA.fullmatch(address)) is not None:
+        prefix = kafka["prefix"] or DEFAULT_PREFIX
+        if prefix.endswith("."):
+            address = f"kafka://{kafka['bootstrap']}/{prefix}{LEDGER_TOPIC}"
     inside = Path(address) / UP_LEDGER
     return await open_ledger(str(inside) if inside.is_file() else address)
 
@@ -190,7 +198,7 @@ class _Recorded:
     async def _ask_kafka(
         self, ask: Callable[[KafkaClient], Coroutine[Any, Any, Receipt]], bootstrap: str, prefix: str
     ) -> Receipt:
-        _hush_kafka()
+        hush_kafka()
         async with KafkaClient(bootstrap, prefix) as client:
             return await ask(client)
 
@@ -210,6 +218,6 @@ async def until_cursor(ledger: Ledger, at: Moment | None) -> int | None:
     return at.cursor + 1
 
 
-def _hush_kafka() -> None:
+def hush_kafka() -> None:
     """Keep aiokafka's log off the screen: it repeats by itself what fails, and what fails for good our errors tell."""
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)

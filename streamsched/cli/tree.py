@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,8 +35,8 @@ milliseconds since 1970 UTC.
 
 Exit codes: 0 done, yes. 1 done, and the answer is no: rejected, not found, not whole, different. 2 the request or a
 setting is wrong, nothing was done. 3 nobody answered. 70 stopped rather than go on: a bug, or a ledger that is not
-whole. 130 interrupted. 141 the
-reader of the output went away. `serve` ends with 78 where 2 is meant, as service managers know it.
+whole. 130 interrupted. 141 the reader of the output went away. `serve` ends with 78 where 2 is meant, as service
+managers know it.
 """
 
 app = typer.Typer(
@@ -253,10 +255,10 @@ def submit(
         budget=budget,
         ranks=ranks,
         gpus_per_rank=gpus,
-        min_runtime_ms=duration_ms(min_runtime),
+        min_runtime_ms=duration_ms(min_runtime, "--min-runtime"),
         workload=workload,
         pool=pool,
-        timeout_ms=None if timeout is None else duration_ms(timeout),
+        timeout_ms=None if timeout is None else duration_ms(timeout, "--timeout"),
         resumable=resumable,
         priority=priority,
         command=tuple(command or ()),
@@ -313,7 +315,8 @@ def jobs(
             raise typer.BadParameter(f"{text!r} is no phase; write one of {', '.join(Phase)}.", param_hint="--phase")
         phases.append(Phase(text))
     wanted = JobFilter.of({"phase": tuple(phases), "budget": budget, "ended": ended, "limit": limit})
-    answer = _place(source, at).jobs(wanted)
+    with _asking(source, at) as place:
+        answer = place.jobs(wanted)
     _answer(answer, screens.jobs(answer), as_json)
 
 
@@ -332,7 +335,8 @@ def explain(
     """
     from streamsched.cli import screens
 
-    answer = _place(source, at).explain(workload)
+    with _asking(source, at) as place:
+        answer = place.explain(workload)
     _answer(answer, screens.explanation(answer), as_json, wraps=True)
 
 
@@ -346,7 +350,8 @@ def shares(source: From = DEFAULT_PLACE, at: At = None, as_json: AsJson = False)
     """
     from streamsched.cli import screens
 
-    answer = _place(source, at).shares()
+    with _asking(source, at) as place:
+        answer = place.shares()
     _answer(answer, screens.shares(answer), as_json)
 
 
@@ -360,7 +365,8 @@ def nodes(source: From = DEFAULT_PLACE, at: At = None, as_json: AsJson = False) 
     """
     from streamsched.cli import screens
 
-    answer = _place(source, at).nodes()
+    with _asking(source, at) as place:
+        answer = place.nodes()
     _answer(answer, screens.nodes(answer), as_json)
 
 
@@ -413,7 +419,10 @@ def budgets_apply(
 def replay(
     ledger: Annotated[
         str,
-        typer.Argument(help="An SQLite file, an archive's directory, kafka://HOST:PORT/TOPIC, or an `up` directory."),
+        typer.Argument(
+            help="An SQLite file, an archive's directory, the data directory of `streamsched up`, or "
+            "kafka://HOST:PORT/PREFIX."
+        ),
     ],
     at: Annotated[
         str | None, typer.Option(metavar="CURSOR|TIME", help="Stop there, and show the state as it was.")
@@ -495,8 +504,10 @@ def topics_apply(
     """
     import asyncio
 
+    from streamsched.cli.places import hush_kafka
     from streamsched.service import topic_administration
 
+    hush_kafka()
     created = asyncio.run(topic_administration.apply(bootstrap, prefix, replication=replication))
     typer.echo("\n".join(f"created {name}" for name in created) or "every topic is there already")
 
@@ -509,8 +520,10 @@ def topics_check(bootstrap: Kafka = BOOTSTRAP, prefix: Prefix = PREFIX) -> None:
     """
     import asyncio
 
+    from streamsched.cli.places import hush_kafka
     from streamsched.service import topic_administration
 
+    hush_kafka()
     differences = asyncio.run(topic_administration.check(bootstrap, prefix))
     typer.echo("\n".join(map(str, differences)) or "every topic is as it must be")
     if differences:
@@ -528,10 +541,24 @@ def version() -> None:
 # --- what commands share ----------------------------------------------------------------------------------------------
 
 
-def _place(address: str, at: str | None = None) -> Place:
+def _place(address: str) -> Place:
     from streamsched.cli.places import place_of
 
-    return place_of(address, _moment(at))
+    return place_of(address)
+
+
+@contextmanager
+def _asking(address: str, at: str | None) -> Iterator[Place]:
+    """Name a place to ask, and show on a terminal how far its ledger has been folded, where it is one."""
+    from streamsched.cli.places import place_of
+    from streamsched.cli.running import folding
+
+    moment = _moment(at)
+    if address.startswith("http://"):
+        yield place_of(address, moment)
+    else:
+        with folding() as progress:
+            yield place_of(address, moment, progress)
 
 
 def _moment(text: str | None) -> Moment | None:

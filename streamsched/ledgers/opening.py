@@ -13,7 +13,8 @@ from streamsched.ledgers.sqlite import SqliteLedger
 from streamsched.model.ledger import Ledger
 
 _FORMS = (
-    "a SQLite ledger (path/to/ledger.db), an archive's directory, or kafka://host:port[,host:port...]/topic[/partition]"
+    "a SQLite ledger (path/to/ledger.sqlite), an archive's directory, or "
+    "kafka://host:port[,host:port...]/topic[/partition]"
 )
 _KAFKA = re.compile(r"kafka://(?P<bootstrap>[^/\s]+:\d+)/(?P<topic>[A-Za-z0-9._-]+)(?:/(?P<partition>\d+))?")
 

@@ -29,7 +29,7 @@ from streamsched.model.identifiers import (
     parent_of,
 )
 from streamsched.model.policy import Policy
-from streamsched.model.quantities import DAY, WHOLE
+from streamsched.model.quantities import DAY, WHOLE, format_fraction
 
 #: Milliseconds since 1970 UTC, until the year 9999.
 Instant = Annotated[int, Field(ge=0, le=253_402_300_799_999)]
@@ -160,9 +160,11 @@ class BudgetTreeChanged(Fact):
             promised[share.budget] = 0
             promised[parent] += share.fraction_nano
             if promised[parent] > WHOLE:
+                whose = "the root" if parent is None else repr(parent)
+                over = format_fraction(promised[parent])
                 raise ValueError(
-                    f"the children of {parent or 'the root'!r} hold more than the whole of it "
-                    f"({promised[parent]} of {WHOLE}, counted up to {share.budget!r}); lower their fractions"
+                    f"the children of {whose} hold more than the whole of it ({over}, counted up to "
+                    f"{share.budget!r}); lower their fractions"
                 )
         return self
 

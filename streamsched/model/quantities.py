@@ -81,6 +81,17 @@ def parse_fraction(text: str) -> int:
     return value.numerator * WHOLE // value.denominator
 
 
+def format_fraction(nano: int) -> str:
+    """Show parts of `WHOLE` as a percentage, with every digit.
+
+    >>> format_fraction(350_000_000), format_fraction(1_000_000_001)
+    ('35 %', '100.0000001 %')
+    """
+    percent, rest = divmod(nano * 100, WHOLE)
+    digits = f".{rest // 100:07d}".rstrip("0").rstrip(".")
+    return f"{percent}{digits} %"
+
+
 def format_instant(ms: int) -> str:
     """Show milliseconds since 1970 as UTC, with its offset said.
 

@@ -245,7 +245,7 @@ def _what_follows(workload: str, before: _Moment, after: _Moment, state: Cluster
         case None:
             return ""
         case ended:
-            why = after.reason.removeprefix(f"{ended}").removeprefix(": ")
+            why = "" if after.reason == ended else after.reason.removeprefix(f"{ended}: ")
             return _ENDS[ended] + (f": {why}" if why else "")
 
 

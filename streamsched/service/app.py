@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
     from faust.types import AppT
+    from structlog.typing import Processor
 
     from streamsched.ledgers.kafka import KafkaSecurity
 
@@ -74,17 +75,23 @@ def serve(settings: ServiceSettings) -> int:
 
 
 def configure_logs() -> None:
-    """Write our own logs as JSON lines to standard error, and of the libraries' only warnings."""
-    logging.basicConfig(
-        level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    """Write JSON lines to standard error: all of our own logs, and of the libraries' only warnings."""
+    added: list[Processor] = [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
+    written = structlog.processors.JSONRenderer()
+    libraries = logging.StreamHandler(sys.stderr)
+    libraries.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, written],
+            foreign_pre_chain=[structlog.stdlib.add_logger_name, *added],
+        )
     )
+    logging.basicConfig(level=logging.WARNING, handlers=[libraries])
     structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
+        processors=[*added, written],
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )

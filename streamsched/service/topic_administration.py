@@ -13,9 +13,9 @@ from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
+from aiokafka.errors import KafkaConnectionError, KafkaError, TopicAlreadyExistsError, for_code
 
-from streamsched.errors import ConfigurationError
+from streamsched.errors import ConfigurationError, UnreachableError
 from streamsched.ledgers.kafka import KafkaSecurity
 from streamsched.wire.topic_catalogue import DEFAULT_PREFIX, PartitionedBy, Topic, catalogue
 
@@ -42,6 +42,8 @@ class Difference:
     remedy: str
 
     def __str__(self) -> str:
+        if self.setting == "existence":
+            return f"{self.topic} is {self.found}. {self.remedy}"
         return f"{self.topic}: {self.setting} is {self.found} and must be {self.wanted}. {self.remedy}"
 
 
@@ -61,8 +63,8 @@ async def apply(
         security: Passed to aiokafka; plain text when None.
 
     Raises:
-        ConfigurationError: An existing topic is not what it must be, and then nothing was created; or no broker
-            answered, or it refused.
+        ConfigurationError: An existing topic is not what it must be, and then nothing was created; or a broker refused.
+        UnreachableError: No broker answered.
     """
     async with _admin(bootstrap, security) as admin:
         existing = await _existing(admin, prefix)
@@ -96,7 +98,8 @@ async def check(
     """Return every way in which a broker's topics are not what `topics/` says, missing ones first.
 
     Raises:
-        ConfigurationError: No broker answered, or it refused.
+        ConfigurationError: A broker refused.
+        UnreachableError: No broker answered.
     """
     async with _admin(bootstrap, security) as admin:
         existing = await _existing(admin, prefix)
@@ -203,10 +206,15 @@ async def _admin(bootstrap: str, security: KafkaSecurity | None) -> AsyncIterato
                 f"{bootstrap!r} is no address ({error}); write host:port[,host:port...]."
             ) from error
         yield admin
-    except (KafkaError, TimeoutError, OSError) as error:
-        raise ConfigurationError(
+    except (KafkaConnectionError, TimeoutError, OSError) as error:
+        raise UnreachableError(
             f"{bootstrap} did not answer about its topics: {str(error) or type(error).__name__}. "
             "Check the address, that the brokers are up, and the security settings."
+        ) from error
+    except KafkaError as error:
+        raise ConfigurationError(
+            f"{bootstrap} refused to say which topics it has: {str(error) or type(error).__name__}. "
+            "Check the rights and the security settings."
         ) from error
     finally:
         await admin.close()

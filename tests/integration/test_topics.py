@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from streamsched.errors import ConfigurationError
+from streamsched.errors import ConfigurationError, UnreachableError
 from streamsched.service.topic_administration import apply, check
 from streamsched.wire.topic_catalogue import catalogue
 from tests.brokers import Broker
@@ -145,13 +145,13 @@ async def test_more_replicas_than_brokers_are_refused_in_the_broker_s_words(kafk
 
 
 @pytest.mark.parametrize(
-    ("bootstrap", "words"),
+    ("bootstrap", "error", "words"),
     [
-        ("127.0.0.1:1", r"127\.0\.0\.1:1 did not answer.*Check the address"),
-        ("127.0.0.1:kafka", r"'127\.0\.0\.1:kafka' is no address.*write host:port"),
+        ("127.0.0.1:1", UnreachableError, r"127\.0\.0\.1:1 did not answer.*Check the address"),
+        ("127.0.0.1:kafka", ConfigurationError, r"'127\.0\.0\.1:kafka' is no address.*write host:port"),
     ],
 )
-async def test_a_broker_that_is_not_there_is_said(bootstrap: str, words: str) -> None:
+async def test_a_broker_that_is_not_there_is_said(bootstrap: str, error: type[Exception], words: str) -> None:
     """Port 1 answers nobody, and a word is no port."""
-    with pytest.raises(ConfigurationError, match=words):
+    with pytest.raises(error, match=words):
         await check(bootstrap)

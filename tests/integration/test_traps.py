@@ -126,7 +126,7 @@ async def test_a_wrong_partition_count_refuses_to_start(deployment: Deployment) 
     assert await service.exit_code() == CONFIGURATION
     said = critical(service.log)
     assert f"{name}: partitions is 5 and must be {catalogue()['workloads.v1'].partitions}" in said
-    assert f"{deployment.prefix}ledger.v1: existence is missing" in said
+    assert f"{deployment.prefix}ledger.v1 is missing. Run `streamsched topics apply`." in said
     assert "streamsched topics apply" in said
 
 

@@ -149,6 +149,7 @@ def test_a_moment_that_is_none_is_told(text: str) -> None:
 
 def test_durations_are_milliseconds() -> None:
     """And a bare 0 needs no unit."""
-    assert (duration_ms("0"), duration_ms("1h30m"), duration_ms("250ms")) == (0, 5_400_000, 250)
-    with pytest.raises(typer.BadParameter, match="30m"):
-        duration_ms("30")
+    assert [duration_ms(text, "--timeout") for text in ("0", "1h30m", "250ms")] == [0, 5_400_000, 250]
+    with pytest.raises(typer.BadParameter, match="30m") as told:
+        duration_ms("30", "--timeout")
+    assert told.value.param_hint == "--timeout"

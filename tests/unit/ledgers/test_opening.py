@@ -70,7 +70,7 @@ async def test_anything_else_is_refused_with_the_forms(address: str, readonly: b
 
     message = str(raised.value)
     assert address in message
-    assert all(form in message for form in ("ledger.db", "directory", "kafka://host:port[,host:port...]/topic"))
+    assert all(form in message for form in ("ledger.sqlite", "directory", "kafka://host:port[,host:port...]/topic"))
 
 
 async def test_a_broker_that_does_not_answer_is_named() -> None:

@@ -13,6 +13,7 @@ from tests.stories import (
     cancelled,
     health,
     nodes,
+    released,
     reprioritized,
     submitted,
     unallocated,
@@ -101,6 +102,19 @@ async def test_a_cancellation_in_the_queue_ends_it() -> None:
         (3, "queued", "Moved inside its budget: priority 0 became 7."),
         (4, "cancelled", "Cancelled; it is over."),
     ]
+
+
+async def test_a_cancellation_of_a_run_says_that_it_ran() -> None:
+    """In whole words, though the phase is called the same as the reason begins."""
+    story = Story(*nodes(1), budgets(a=1.0), submitted("w"))
+    story.round()
+    story.start("w")
+    story.tell(cancelled("w"))
+    story.tell(released("n1", "w", outcome=ReleaseOutcome.STOPPED))
+
+    lines = await told(story, "w")
+
+    assert lines[-1][2] == "Node n1 gave its GPUs back: stopped; it is over: cancelled while it ran."
 
 
 async def test_a_lost_node_sends_the_gang_back_to_the_queue() -> None:
