@@ -11,6 +11,7 @@ StreamschedError
 │   ├── LedgerGapError              a cursor is missing: the history is not whole
 │   ├── LedgerTruncatedError        the ledger ends before a cursor that we have seen
 │   └── LedgerCorruptError          stored bytes do not match their hash
+├── StoreError                  a node agent cannot keep what it must not forget
 ├── RequestError                what a client asked for cannot be taken; nothing was written
 ├── UnreachableError            the service or the broker did not answer
 ├── ReplayDivergenceError       a fold disagrees with a recorded digest
@@ -103,6 +104,10 @@ class LedgerTruncatedError(LedgerError):
 
 class LedgerCorruptError(LedgerError):
     """Stored bytes do not match the hash that was stored with them."""
+
+
+class StoreError(StreamschedError):
+    """A node agent cannot write down what it must not forget, so it does nothing more."""
 
 
 class RequestError(StreamschedError):

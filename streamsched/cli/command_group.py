@@ -17,6 +17,7 @@ from streamsched.errors import (
     LedgerUnavailableError,
     ReplayDivergenceError,
     RequestError,
+    StoreError,
     StreamschedError,
     UnreachableError,
     WireError,
@@ -55,7 +56,7 @@ def exit_code_of(error: StreamschedError) -> int:
             return exits.UNREACHABLE
         case LedgerError() | ReplayDivergenceError():
             return exits.NEGATIVE
-        case InvariantError():
+        case InvariantError() | StoreError():
             return exits.HALTED
         case _:
             return exits.USAGE

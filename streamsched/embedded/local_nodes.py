@@ -55,7 +55,8 @@ class LocalNodes:
         """Take nodes up where they were left.
 
         A node that is another machine than the cluster knows begins empty, under a new boot id: what ran there is lost,
-        and its inventory will say so.
+        and its inventory will say so. One that the cluster does not know begins anew: its record is of another ledger,
+        and with the watermark of that one it would ignore the commands of this one.
 
         Raises:
             ConfigurationError: Their records cannot be read.
@@ -63,9 +64,9 @@ class LocalNodes:
         records = self._store.records()
         for spec in specs:
             node = spec.as_new(boot=uuid.uuid4().hex, delays=DELAYS, random=Random(spec.node), speed=self._speed)
-            if (record := records.get(spec.node)) is not None:
-                before = known.get(spec.node)
-                is_same = before is not None and (before.pool, before.gpus) == (spec.pool, spec.gpus)
+            record, before = records.get(spec.node), known.get(spec.node)
+            if record is not None and before is not None:
+                is_same = (before.pool, before.gpus) == (spec.pool, spec.gpus)
                 emptied = {"boot": node.boot, "runs": (), "planned": ()}
                 # The watermark stays: with it the inventory says that commands were obeyed and nothing is left of them.
                 node.restore(record if is_same else record.model_copy(update=emptied))

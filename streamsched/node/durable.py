@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from streamsched.errors import ConfigurationError
+from streamsched.errors import ConfigurationError, StoreError
 from streamsched.node.virtual_node import NodeRecord
 
 
@@ -25,7 +25,7 @@ class NodeStore:
         Raises:
             ConfigurationError: The directory cannot be used, or another agent uses it.
         """
-        path = directory / "nodes.sqlite"
+        self._path = path = directory / "nodes.sqlite"
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._database = sqlite3.connect(path, timeout=0, isolation_level=None)
@@ -65,14 +65,22 @@ class NodeStore:
         return dict(self._database.execute("SELECT partition, position FROM positions").fetchall())
 
     def save(self, records: Iterable[NodeRecord], positions: Mapping[int, int]) -> None:
-        """Keep these records and positions, in place of those of the same nodes and partitions."""
-        self._database.execute("BEGIN IMMEDIATE")
-        self._database.executemany(
-            "INSERT OR REPLACE INTO nodes VALUES (?, ?)",
-            [(record.node, record.model_dump_json(exclude_none=True)) for record in records],
-        )
-        self._database.executemany("INSERT OR REPLACE INTO positions VALUES (?, ?)", list(positions.items()))
-        self._database.execute("COMMIT")
+        """Keep these records and positions, in place of those of the same nodes and partitions.
+
+        Raises:
+            StoreError: The disk is full, or fails. What was saved before is still there.
+        """
+        rows = [(record.node, record.model_dump_json(exclude_none=True)) for record in records]
+        try:
+            self._database.execute("BEGIN IMMEDIATE")
+            self._database.executemany("INSERT OR REPLACE INTO nodes VALUES (?, ?)", rows)
+            self._database.executemany("INSERT OR REPLACE INTO positions VALUES (?, ?)", list(positions.items()))
+            self._database.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise StoreError(
+                f"what the nodes hold cannot be written to {self._path} ({error}). "
+                "Make room on the disk, or repair it, and start again."
+            ) from error
 
     def close(self) -> None:
         """Let another agent have the directory."""

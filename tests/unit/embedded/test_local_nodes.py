@@ -163,6 +163,21 @@ async def test_another_machine_of_the_same_name_begins_empty(hosted: Callable[..
     assert (inventory.gpus, inventory.runs, inventory.watermark) == (4, (), "5/0")
 
 
+async def test_a_node_that_the_ledger_does_not_know_begins_anew(hosted: Callable[..., LocalNodes]) -> None:
+    """Its record is of a ledger that is gone, and with that watermark it would ignore the commands of this one."""
+    await obeyed(hosted(NodeSpec("n1")), place())
+
+    anew = hosted(NodeSpec("n1"), known={})
+
+    (inventory,) = await presence(anew)
+    assert isinstance(inventory, NodeInventoryReported)
+    assert (inventory.runs, inventory.watermark) == ((), None)
+    await obeyed(anew, place(command="1/0"))
+    (inventory,) = await presence(anew)
+    assert isinstance(inventory, NodeInventoryReported)
+    assert (len(inventory.runs), inventory.watermark) == (1, "1/0")
+
+
 async def test_nodes_that_are_not_hosted_are_lost_and_come_back(hosted: Callable[..., LocalNodes]) -> None:
     """The cluster hears of both."""
     known = {"n1": Node("n1", "gpu", 8, (), 0), "n2": Node("n2", "gpu", 8, (), 0)}
