@@ -206,6 +206,14 @@ async def _problems_as_json(request: web.Request, handler: Handler) -> web.Strea
         return await handler(request)
     except WireError as error:
         return _problem(HTTPStatus.BAD_REQUEST, error.code, error.reason)
+    except web.RequestPayloadError as error:
+        response = _problem(
+            HTTPStatus.BAD_REQUEST,
+            "unreadable_body",
+            f"the body is not what its headers say ({error}); send plain JSON, or what Content-Encoding names.",
+        )
+        response.force_close()  # Where the next request begins is not known.
+        return response
     except web.HTTPRequestEntityTooLarge:
         return _problem(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,

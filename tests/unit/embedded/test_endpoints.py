@@ -332,6 +332,16 @@ async def test_a_body_that_is_too_large_is_refused(service: Service) -> None:
     assert (await response.json())["error"]["code"] == "too_large"
 
 
+async def test_a_body_that_is_not_what_its_headers_say_is_refused(service: Service) -> None:
+    """It is the client's fault, and no fault of the scheduler."""
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    response = await service.post("/v1/workloads", data=b"no gzip", headers=headers)
+
+    assert response.status == 400
+    assert (await response.json())["error"]["code"] == "unreadable_body"
+    assert (await submit(service))[0] == 200
+
+
 async def test_a_fold_that_fails_is_answered_and_stops_the_engine(
     service: Service, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
