@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -226,7 +228,14 @@ def _show(console: Console, result: DemoResult) -> None:
     console.print("report  ", str(result.report), soft_wrap=True, highlight=False)
     console.print("\ntry next:")
     for command in result.next_commands:
-        console.print(f"  {command}", soft_wrap=True, highlight=False)
+        typed = command.replace("streamsched", _program(), 1)
+        console.print(f"  {typed}", soft_wrap=True, highlight=False)
+
+
+def _program() -> str:
+    """Return what must be typed to run streamsched again: after `make demo` it is in `.venv` and not on the path."""
+    started = sys.argv[0]
+    return started if shutil.which("streamsched") is None and Path(started).name == "streamsched" else "streamsched"
 
 
 def _next_commands(ledger: Path, outcomes: Outcomes) -> list[str]:

@@ -54,6 +54,20 @@ def test_the_demo_leaves_a_ledger_and_a_report(traces: Path, tmp_path: Path) -> 
     assert json.loads(json.dumps(result.as_json()))["outcomes"]["submitted"] == 300
 
 
+@pytest.mark.parametrize(("on_the_path", "typed"), [(True, "streamsched"), (False, ".venv/bin/streamsched")])
+def test_what_to_try_next_can_be_typed(
+    traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_the_path: bool, typed: str
+) -> None:
+    """Also where only make knows where the program is."""
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}" if on_the_path else None)
+    monkeypatch.setattr("sys.argv", [".venv/bin/streamsched", "demo"])
+    out = StringIO()
+
+    run_demo(tmp_path / "out", console=Console(file=out, width=200), traces=traces)
+
+    assert f"  {typed} replay {tmp_path / 'out' / 'ledger.sqlite'}\n" in out.getvalue()
+
+
 def test_the_demo_decides_the_same_each_time(traces: Path, tmp_path: Path) -> None:
     """A second run replaces the first and reaches the same digest."""
     first = run_demo(tmp_path / "out", quiet=True, traces=traces)
