@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from streamsched.errors import LedgerUnavailableError
+from streamsched.errors import LedgerTruncatedError, LedgerUnavailableError
 from streamsched.model.commands import Place
 from streamsched.model.events import RoundProposed
 from streamsched.model.ledger import Entry
@@ -191,6 +191,8 @@ class SchedulingAgent:
         except LedgerUnavailableError as error:
             _log.warning("the ledger's end is not known", error=str(error))
             return
+        if end < self.folded:  # The topic was deleted and made again: what it holds goes on another history.
+            raise LedgerTruncatedError(self.folded, end)
         if end > self.folded:
             async with self._reading:
                 _log.info("nothing delivered, reading the ledger", folded=self.folded, end=end)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
 
 from streamsched.model.events import NodeHealth, NodeHealthChanged, Rejected, WorkloadSubmitted
 from streamsched.state.cluster import ClusterState
@@ -218,6 +219,28 @@ async def test_requests_made_while_no_scheduler_ran_are_answered(deployment: Dep
     scheduler.start()
 
     await answered(deployment, {f"w{i}" for i in range(60)})
+
+
+async def test_a_scheduler_stops_when_its_ledger_begins_anew(deployment: Deployment) -> None:
+    """Somebody deletes the topic and makes it again: what follows is no continuation of what was folded."""
+    await deployment.apply_topics()
+    deployment.serve("intake")
+    scheduler = deployment.serve("scheduler")
+    await scheduler.has_logged("running")
+    await fund(deployment)
+    await deployment.tell("workloads.v1", [(f"w{i}", submitted(f"w{i}")) for i in range(20)])
+    await answered(deployment, {f"w{i}" for i in range(20)})
+
+    admin = AIOKafkaAdminClient(bootstrap_servers=deployment.bootstrap)
+    await admin.start()
+    await admin.delete_topics([deployment.prefix + "ledger.v1"])
+    await admin.close()
+    await asyncio.sleep(1)
+    await deployment.apply_topics()
+
+    assert await scheduler.exit_code() == 70
+    (said,) = [line for line in scheduler.logged() if line["level"] == "critical"]
+    assert "LedgerTruncatedError" in said["exception"]
 
 
 async def answered(deployment: Deployment, workloads: set[str]) -> None:
