@@ -54,6 +54,8 @@ DEAD_LETTERS_TOPIC = "dead-letters.v1"
 EXIT_CONFIGURATION = 78
 #: Faust can hang when it is stopped while it joins its group. What is in hand then comes again, so it may be cut off.
 STOP_GRACE_SECONDS = 6.0
+#: How often a service that runs looks whether its topics are still there.
+WATCH_TOPICS_SECONDS = 15.0
 
 _log = structlog.get_logger(__name__)
 
@@ -150,7 +152,7 @@ async def _run(settings: ServiceSettings) -> None:
             await _create_changelogs(settings, security, changelogs)
         await asyncio.gather(*(app.start() for app in apps))
         _log.info("running", roles=[role.value for role in settings.roles])
-        await asyncio.Event().wait()
+        await _watch_topics(settings, security)
 
 
 def _make_folders(settings: ServiceSettings) -> None:
@@ -167,6 +169,20 @@ async def _check_topics(settings: ServiceSettings, security: KafkaSecurity) -> N
     differences = await topic_administration.check(settings.bootstrap, settings.topic_prefix, security=security)
     if differences:
         raise ConfigurationError("the topics are not as they must be:\n" + "\n".join(map(str, differences)))
+
+
+async def _watch_topics(settings: ServiceSettings, security: KafkaSecurity) -> None:
+    """End the process when a topic is gone: Faust would go on without it, and not read it when it is there again."""
+    while True:
+        await asyncio.sleep(WATCH_TOPICS_SECONDS)
+        try:
+            differences = await topic_administration.check(settings.bootstrap, settings.topic_prefix, security=security)
+        except StreamschedError as error:
+            _log.warning("the topics could not be checked", error=str(error))
+            continue
+        # A setting that somebody changed is no reason to stop: the next start says it.
+        if gone := [difference.topic for difference in differences if difference.setting == "existence"]:
+            fail_stop("topics are gone", None, topics=gone)
 
 
 async def _create_changelogs(settings: ServiceSettings, security: KafkaSecurity, tables: Mapping[str, int]) -> None:

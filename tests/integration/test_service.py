@@ -231,16 +231,36 @@ async def test_a_scheduler_stops_when_its_ledger_begins_anew(deployment: Deploym
     await deployment.tell("workloads.v1", [(f"w{i}", submitted(f"w{i}")) for i in range(20)])
     await answered(deployment, {f"w{i}" for i in range(20)})
 
-    admin = AIOKafkaAdminClient(bootstrap_servers=deployment.bootstrap)
-    await admin.start()
-    await admin.delete_topics([deployment.prefix + "ledger.v1"])
-    await admin.close()
+    await delete(deployment, "ledger.v1")
     await asyncio.sleep(1)
     await deployment.apply_topics()
 
     assert await scheduler.exit_code() == 70
     (said,) = [line for line in scheduler.logged() if line["level"] == "critical"]
     assert "LedgerTruncatedError" in said["exception"]
+
+
+async def test_intake_stops_when_one_of_its_topics_is_gone(deployment: Deployment) -> None:
+    """It would stand still without a word, even once the topic is back. A start without the topic is refused."""
+    await deployment.apply_topics()
+    intake = deployment.serve("intake")
+    await intake.has_logged("running")
+
+    await delete(deployment, "workloads.v1")
+
+    assert await intake.exit_code() == 70
+    (said,) = [line for line in intake.logged() if line["event"] == "topics are gone"]
+    assert said["topics"] == [deployment.prefix + "workloads.v1"]
+    intake.start()
+    assert await intake.exit_code() == 78
+
+
+async def delete(deployment: Deployment, topic: str) -> None:
+    """Delete a topic, as a person may by mistake."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=deployment.bootstrap)
+    await admin.start()
+    await admin.delete_topics([deployment.prefix + topic])
+    await admin.close()
 
 
 async def answered(deployment: Deployment, workloads: set[str]) -> None:
