@@ -41,7 +41,7 @@ venv: $(INSTALLED)  ## Create or update .venv from the lock; the others do so wh
 
 clean:  ## Remove what the other targets made, the local Kafka and its data too
 	-$(KAFKA_LOCAL) stop
-	rm -rf $(VENV) build dist deploy/kafka-local/.work .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist out deploy/kafka-local/.work .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(VENV): $(INSTALLED)
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from streamsched.model.events import NodeHealth
-from streamsched.model.quantities import WHOLE, format_duration, format_instant, gpu_hours
+from streamsched.model.quantities import WHOLE, counted, format_duration, format_instant, gpu_hours
 from streamsched.replay.answers import AsOf, Explanation, Job, Jobs, Machine, Nodes, Share, Shares, Summary
 from streamsched.replay.audit import Audit
 from streamsched.scheduling.verdicts import Fit, Standing, Verdict
@@ -177,9 +177,9 @@ def explanation(answer: Explanation) -> RenderableType:
 
 
 def _what_it_asks(job: Job) -> str:
-    if job.gpus is None or job.ranks is None:
+    if job.gpus is None or job.ranks is None or job.gpus_per_rank is None:
         return "its submission is no longer known"
-    gang = f"{job.ranks} rank{'s' * (job.ranks != 1)} × {job.gpus_per_rank} GPUs = {job.gpus} GPUs"
+    gang = f"{counted(job.ranks, 'rank')} × {counted(job.gpus_per_rank, 'GPU')} = {counted(job.gpus, 'GPU')}"
     pool = f" of {job.pool}" if job.pool else ""
     timeout = f", timeout {format_duration(job.timeout_ms)}" if job.timeout_ms is not None else ""
     resumable = ", resumable" if job.resumable else ""
@@ -194,9 +194,12 @@ def _story(answer: Explanation) -> RenderableType:
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, justify="right")
     table.add_column(overflow="fold")
-    told = answer.story[-STORY_LINES:]
-    if len(told) < len(answer.story):
-        table.add_row("", "", f"({len(answer.story) - len(told)} earlier lines are in --json)")
+    # The submission says what was asked for, so it is never the line that is left out.
+    first, told = answer.story[0], answer.story[1:][1 - STORY_LINES :]
+    left_out = len(answer.story) - 1 - len(told)
+    table.add_row(f"  {format_instant(first.at_ms)}", f"#{first.cursor}", first.text)
+    if left_out:
+        table.add_row("", "", f"({left_out} more are in --json)")
     for line in told:
         table.add_row(f"  {format_instant(line.at_ms)}", f"#{line.cursor}", line.text)
     return table
@@ -241,9 +244,10 @@ def _fit(fit: Fit) -> RenderableType:
     }
     total = sum(why.values())
     reasons = ", ".join(f"{count} {reason}" for reason, count in why.items() if count)
+    needed = f"{counted(fit.ranks_needed, 'rank')} of {counted(fit.gpus_per_rank, 'GPU')}"
     return Text(
-        f"  room in {where}: {fit.ranks_needed} ranks of {fit.gpus_per_rank} GPUs needed; {fit.ranks_free} fit on "
-        f"free GPUs, {fit.ranks_if_unallocated_work_stops} if unallocated work stops, "
+        f"  room in {where}: {needed} needed; {fit.ranks_free} fit on free GPUs, "
+        f"{fit.ranks_if_unallocated_work_stops} if unallocated work stops, "
         f"{fit.ranks_possible} if all were empty\n"
         f"  of {total} nodes, {reasons}"
     )
@@ -274,8 +278,10 @@ def replay(account: Audit, summary: Summary) -> RenderableType:
     )
     table.add_row("live", _counts(summary.live))
     table.add_row("ended", _counts(summary.ended))
-    table.add_row("digests", f"{account.digests_proved} recorded ones proved")
-    table.add_row("digest", f"{account.digest} at cursor {account.records}")
+    foreign = account.digests_of_other_layouts
+    other = f"; {foreign} of builds with another layout say nothing here" if foreign else ""
+    table.add_row("digests", f"{account.digests_proved} recorded ones proved{other}")
+    table.add_row("digest", f"{account.digest} after {account.records} records")
     return table
 
 
@@ -298,7 +304,9 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Tabl
 
 
 def _as_of(answer: AsOf, what: str) -> RenderableType:
-    when = f"as of {format_instant(answer.at_ms)}, cursor {answer.cursor}" if answer.cursor else "the ledger is empty"
+    when = (
+        f"as of {format_instant(answer.at_ms)}, cursor {answer.cursor}" if answer.cursor >= 0 else "the ledger is empty"
+    )
     return Text(f"\n{what}{', ' if what else ''}{when}", "dim")
 
 

@@ -222,9 +222,7 @@ def node_virtual(
 @app.command(rich_help_panel=_ASK)
 def submit(
     budget: Annotated[str, typer.Option("--budget", "-b", help="The leaf that asks, and pays for allocated time.")],
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- COMMAND...]", help="What the nodes run, after `--`.")
-    ] = None,
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="What the nodes run, after `--`.")],
     ranks: Annotated[int, typer.Option("--ranks", "-r", help="Gang size; all ranks start together or none.")] = 1,
     gpus: Annotated[int, typer.Option("--gpus", "-g", help="GPUs of each rank, on one node, 1 to 16.")] = 1,
     pool: Annotated[str | None, typer.Option(help="The kind of GPU; any one kind when absent.")] = None,
@@ -261,7 +259,7 @@ def submit(
         timeout_ms=None if timeout is None else duration_ms(timeout, "--timeout"),
         resumable=resumable,
         priority=priority,
-        command=tuple(command or ()),
+        command=tuple(command),
         actor=actor,
     )
     _settled(_place(to).submit(request), f"workload {request.workload}", as_json)

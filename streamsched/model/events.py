@@ -316,6 +316,7 @@ class StateHashed(Fact):
         folded: How many records were in the state: all with a cursor below this.
         digest: SHA-256 of the frozen state, in hex.
         build: The version that computed it.
+        layout: The layout of the frozen state. Digests of another layout say nothing about ours.
     """
 
     type: Literal["state_hashed"] = "state_hashed"
@@ -323,6 +324,7 @@ class StateHashed(Fact):
     folded: Cursor
     digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     build: Annotated[str, Field(max_length=128)]
+    layout: int = Field(default=1, ge=1, le=1_000_000)
 
 
 class ProtocolActivated(Fact):

@@ -56,6 +56,15 @@ def format_duration(ms: int) -> str:
     return "".join(parts) or "0s"
 
 
+def counted(number: int, noun: str) -> str:
+    """Show a number of things.
+
+    >>> counted(1, "rank"), counted(0, "rank")
+    ('1 rank', '0 ranks')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def gpu_hours(gpu_ms: int) -> float:
     """Show GPU-milliseconds as GPU-hours. For screens only; never stored or compared."""
     return gpu_ms / HOUR

@@ -34,7 +34,7 @@ class AsOf(Answer):
     """An answer about a whole state.
 
     Attributes:
-        cursor: How many records the state holds: what is said is true up to this cursor, exclusive.
+        cursor: The last record that was folded, -1 before the first: with `--at` it gives the same answer again.
         at_ms: The ledger's time.
     """
 
@@ -251,7 +251,7 @@ class Summary(AsOf):
 def summary(state: ClusterState) -> Summary:
     """Return the state in a few numbers. Costs a digest of all of it."""
     return Summary(
-        cursor=state.next_cursor,
+        cursor=state.next_cursor - 1,
         at_ms=state.now_ms,
         digest=digest(state),
         policy_version=state.policy_version,
@@ -274,13 +274,13 @@ def jobs(state: ClusterState, chronicle: Chronicle, wanted: JobFilter = EVERY_JO
     ]
     found.sort(key=lambda job: (job.submitted_ms or 0, job.workload))
     shown = found if wanted.limit is None else found[-wanted.limit :]
-    return Jobs(cursor=state.next_cursor, at_ms=state.now_ms, matching=len(found), jobs=tuple(shown))
+    return Jobs(cursor=state.next_cursor - 1, at_ms=state.now_ms, matching=len(found), jobs=tuple(shown))
 
 
 def nodes(state: ClusterState) -> Nodes:
     """Return the machines."""
     return Nodes(
-        cursor=state.next_cursor,
+        cursor=state.next_cursor - 1,
         at_ms=state.now_ms,
         nodes=tuple(_machine(state.nodes[name]) for name in sorted(state.nodes)),
     )
@@ -290,7 +290,7 @@ def shares(state: ClusterState) -> Shares:
     """Return the budget tree with what each part of it used."""
     tree = state.budgets
     return Shares(
-        cursor=state.next_cursor,
+        cursor=state.next_cursor - 1,
         at_ms=state.now_ms,
         change=tree.change,
         capacity_gpus=tree.capacity_gpus,
@@ -309,7 +309,7 @@ def explain(state: ClusterState, chronicle: Chronicle, workload: str) -> Explana
     else:
         return None
     return Explanation(
-        cursor=state.next_cursor,
+        cursor=state.next_cursor - 1,
         at_ms=state.now_ms,
         job=job,
         story=tuple(chronicle.story(workload)),

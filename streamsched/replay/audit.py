@@ -10,7 +10,7 @@ from streamsched.model.commands import Effects
 from streamsched.model.events import Record, Rejected, RoundProposed, StateHashed, Unreadable
 from streamsched.model.ledger import Ledger
 from streamsched.replay.replayer import Progress, fold
-from streamsched.state.cluster import ClusterState
+from streamsched.state.cluster import LAYOUT, ClusterState
 from streamsched.state.snapshot import digest
 
 
@@ -43,6 +43,7 @@ class Audit(BaseModel):
         accepted: Placements of closing proposals that held when they were checked again.
         void: Placements of closing proposals that did not hold any more, by reason.
         digests_proved: Recorded digests that this fold reproduced. One that differs stops the audit with an error.
+        digests_of_other_layouts: Recorded by builds that freeze a state in other bytes: they prove nothing here.
         digest: SHA-256 of the state at the end, in hex.
     """
 
@@ -62,6 +63,7 @@ class Audit(BaseModel):
     accepted: int
     void: dict[str, int]
     digests_proved: int
+    digests_of_other_layouts: int
     digest: str
 
     @property
@@ -88,7 +90,7 @@ class _Account:
     def __init__(self) -> None:
         self._events: Counter[str] = Counter()
         self._rejected: Counter[str] = Counter()
-        self._unreadable = self._rounds = self._overtaken = self._placements = self._proved = 0
+        self._unreadable = self._rounds = self._overtaken = self._placements = self._proved = self._foreign = 0
         self._first_ms: int | None = None
         self._closed_round = 0
 
@@ -102,10 +104,16 @@ class _Account:
         self._events[event.type] += 1
         if isinstance(event, Rejected):
             self._rejected[event.code] += 1
-        elif isinstance(event, StateHashed) and event.folded in state.digests:
-            self._proved += 1
+        elif isinstance(event, StateHashed):
+            self._add_digest(event, state)
         elif isinstance(event, RoundProposed):
             self._add_round(event, state)
+
+    def _add_digest(self, event: StateHashed, state: ClusterState) -> None:
+        if event.layout != LAYOUT:
+            self._foreign += 1
+        elif event.folded in state.digests:
+            self._proved += 1
 
     def _add_round(self, event: RoundProposed, state: ClusterState) -> None:
         if state.closed_round == self._closed_round:
@@ -133,5 +141,6 @@ class _Account:
             accepted=self._placements - sum(state.void.values()),
             void=dict(sorted(state.void.items())),
             digests_proved=self._proved,
+            digests_of_other_layouts=self._foreign,
             digest=digest(state),
         )

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from streamsched.model.events import GpuMs, Instant, NodeHealth, Value
 from streamsched.model.identifiers import BudgetId, PoolId, WorkloadId
-from streamsched.model.quantities import format_duration, format_instant
+from streamsched.model.quantities import counted, format_duration, format_instant
 from streamsched.scheduling.draft import Draft
 from streamsched.scheduling.fair_share import comes_before, standing
 from streamsched.state.inventory import Node
@@ -146,7 +146,7 @@ def _placed(state: ClusterState, workload: Workload) -> Verdict:
             state,
             workload,
             VerdictCode.STARTS,
-            f"was given to {len(run.places)} nodes; {waits} of them have yet to report the start "
+            f"was given to {counted(len(run.places), 'node')}; {waits} of {len(run.places)} must yet report the start "
             f"(deadline {format_instant(until or 0)})",
             until,
         )
@@ -158,7 +158,7 @@ def _placed(state: ClusterState, workload: Workload) -> Verdict:
             workload,
             VerdictCode.STOPS,
             f"is being stopped ({stop}{whom}) since {format_instant(run.stop_ms or 0)}; "
-            f"{len(run.held)} of {len(run.places)} nodes have yet to release their GPUs",
+            f"{len(run.held)} of {counted(len(run.places), 'node')} must yet release the GPUs",
             None,
         )
     protected = run.protected_until_ms
@@ -204,10 +204,10 @@ def _waiting(state: ClusterState, workload: Workload) -> Verdict:
     ask = f"{fit.ranks_needed} x {fit.gpus_per_rank} GPUs"
     if code is VerdictCode.IMPOSSIBLE_NOW:
         sentence = (
-            f"asks for {ask}; with every healthy node of {where} empty, {fit.ranks_possible} such ranks would fit"
+            f"asks for {ask}; every healthy node of {where} empty would hold {counted(fit.ranks_possible, 'such rank')}"
         )
     elif code is VerdictCode.NO_CAPACITY:
-        sentence = f"asks for {ask}; {fit.ranks_free} such ranks fit on free GPUs in {where}"
+        sentence = f"asks for {ask}; free GPUs in {where} hold {counted(fit.ranks_free, 'such rank')}"
         if workload.is_allocated:
             sentence += f", {fit.ranks_if_unallocated_work_stops} if unallocated work stops"
     else:
@@ -316,7 +316,7 @@ def _remedies(workload: Workload, free: int) -> tuple[str, ...]:
     """Return what its owner could change, and what that would do now."""
     remedies: list[str] = []
     if 0 < free < workload.ranks:
-        remedies.append(f"with {free} ranks instead of {workload.ranks} it would fit on what is free now")
+        remedies.append(f"with {counted(free, 'rank')} instead of {workload.ranks} it would fit on what is free now")
     if workload.is_allocated and free >= workload.ranks:
         remedies.append("with min runtime 0 it would start now on free GPUs, uncharged and unprotected")
     if workload.pool is not None:

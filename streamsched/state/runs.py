@@ -116,8 +116,10 @@ def release(state: ClusterState, fact: RunReleased) -> None:
     match fact.outcome:
         case ReleaseOutcome.FAILED:
             run.failed += 1
+            run.failure = run.failure or _said(fact)
         case ReleaseOutcome.REFUSED:
             run.infrastructure += 1
+            run.failure = run.failure or _said(fact)
         case ReleaseOutcome.STOPPED:
             run.stopped += 1
         case ReleaseOutcome.SUCCEEDED:
@@ -129,6 +131,12 @@ def release(state: ClusterState, fact: RunReleased) -> None:
         fact.outcome is ReleaseOutcome.STOPPED and run.stop is None
     )
     _after_a_part(state, workload, broken=broken)
+
+
+def _said(fact: RunReleased) -> str:
+    """Return what a node said of its failure."""
+    code = "" if fact.exit_code is None else f" with exit code {fact.exit_code}"
+    return f"{fact.node}{code}{f' ({fact.detail})' if fact.detail else ''}"
 
 
 def _running(state: ClusterState, workload_id: str, attempt: int, node: str) -> Workload | None:
@@ -225,7 +233,7 @@ def _end(state: ClusterState, workload: Workload, run: Run) -> None:
     if workload.cancelled:
         finish(state, workload, Phase.CANCELLED, "cancelled while it ran")
     elif run.failed:
-        finish(state, workload, Phase.FAILED, f"{run.failed} of {len(run.places)} nodes reported a failure")
+        finish(state, workload, Phase.FAILED, f"{run.failed} of {len(run.places)} nodes failed, first {run.failure}")
     elif run.infrastructure or (run.stopped and run.stop in (None, StopReason.GANG_BROKEN, StopReason.START_DEADLINE)):
         if may_requeue:
             back_to_queue(state, workload, hold=run.started_ms is None)

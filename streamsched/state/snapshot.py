@@ -17,13 +17,10 @@ from pydantic import TypeAdapter
 from streamsched.model.commands import AnyCommand, Command, StopReason
 from streamsched.model.events import NodeHealth, Seat
 from streamsched.model.policy import Policy
-from streamsched.state.cluster import ClusterState, SourceGap
+from streamsched.state.cluster import LAYOUT, ClusterState, SourceGap
 from streamsched.state.inventory import Node
 from streamsched.state.usage import Budget, BudgetTree, SlidingUse
 from streamsched.state.workloads import Commitment, Finished, Phase, Run, Workload
-
-#: The layout of a snapshot. A snapshot of another layout is not read: the ledger is folded instead.
-FORMAT = 1
 
 _COMMAND: TypeAdapter[Command] = TypeAdapter(AnyCommand)
 
@@ -34,7 +31,7 @@ def freeze(state: ClusterState) -> bytes:
     number = {id(budget): position for position, budget in enumerate(budgets)}
     return orjson.dumps(
         {
-            "format": FORMAT,
+            "layout": LAYOUT,
             "next_cursor": state.next_cursor,
             "now_ms": state.now_ms,
             "protocol": state.protocol,
@@ -80,8 +77,8 @@ def thaw(data: bytes) -> ClusterState:
         ValueError: The bytes are no snapshot of this layout.
     """
     fields: dict[str, Any] = orjson.loads(data)
-    if fields.get("format") != FORMAT:
-        raise ValueError(f"the snapshot has layout {fields.get('format')!r}, not {FORMAT}; fold the ledger instead")
+    if fields.get("layout") != LAYOUT:
+        raise ValueError(f"the snapshot has layout {fields.get('format')!r}, not {LAYOUT}; fold the ledger instead")
     state = ClusterState(Policy.model_validate(fields["policy"]))
     state.next_cursor = fields["next_cursor"]
     state.now_ms = fields["now_ms"]
@@ -272,6 +269,7 @@ def _run_out(run: Run) -> dict[str, Any]:
         "stop": run.stop,
         "stop_ms": run.stop_ms,
         "beneficiary": run.beneficiary,
+        "failure": run.failure,
         "ends": [run.failed, run.stopped, run.infrastructure],
     }
 
@@ -285,7 +283,7 @@ def _run_in(item: dict[str, Any]) -> Run:
     run.commitment = Commitment(item["commitment"])
     run.started_on = dict.fromkeys(item["started_on"])
     run.stop = None if item["stop"] is None else StopReason(item["stop"])
-    for name in ("bound_ms", "deadline_ms", "started_ms", "protected_until_ms", "stop_ms", "beneficiary"):
+    for name in ("bound_ms", "deadline_ms", "started_ms", "protected_until_ms", "stop_ms", "beneficiary", "failure"):
         setattr(run, name, item[name])
     run.failed, run.stopped, run.infrastructure = item["ends"]
     return run

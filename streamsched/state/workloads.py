@@ -179,6 +179,7 @@ class Run:
         "deadline_ms",
         "decided_at",
         "failed",
+        "failure",
         "gpus",
         "held",
         "infrastructure",
@@ -223,6 +224,8 @@ class Run:
         self.beneficiary: str | None = None
         #: How its nodes ended so far: own failures, ends by our stop, and infrastructure failures.
         self.failed = 0
+        #: What the first node that failed or refused said.
+        self.failure: str | None = None
         self.stopped = 0
         self.infrastructure = 0
 

@@ -40,7 +40,7 @@ def test_a_session(service: Up, tmp_path: Path) -> None:
     first, again = run(*submit, "--", "sleep", "600", **at), run(*submit, "--", "sleep", "600", **at)
     assert (first.returncode, again.returncode) == (0, 0)
     assert json.loads(first.stdout)["status"] == json.loads(again.stdout)["status"] == "accepted"
-    other = run("submit", "-b", "product", "--id", "gang", **at)
+    other = run("submit", "-b", "product", "--id", "gang", "--", "sleep", "600", **at)
     assert (other.returncode, other.stdout) == (1, "")
     assert "'gang'" in other.stderr
 
@@ -63,7 +63,7 @@ def test_a_session(service: Up, tmp_path: Path) -> None:
 def test_output_into_a_pipe_is_plain_and_not_cut(service: Up) -> None:
     """No colour, no padding, no line cut to a width that nobody has."""
     long_id = "w" * 120
-    run("submit", "-b", "product", "--id", long_id, **{"STREAMSCHED_FROM": service.url})
+    run("submit", "-b", "product", "--id", long_id, "--", "sleep", "600", **{"STREAMSCHED_FROM": service.url})
 
     listed = run("jobs", "--ended", "--from", service.url, COLUMNS="20", FORCE_COLOR="")
 

@@ -88,7 +88,7 @@ def test_a_session_on_kafka(cluster: str, tmp_path: Path) -> None:
         "submit", "-b", "a", "-r", "2", "-g", "8", "--min-runtime", "10m", "--id", "gang", "--", "sleep", "60", **at
     )
     assert (submitted.returncode, submitted.stderr) == (0, "")
-    rejected = run("submit", "-b", "nobody", "--id", "lost", **at)
+    rejected = run("submit", "-b", "nobody", "--id", "lost", "--", "sleep", "1", **at)
     assert rejected.returncode == 1
     assert "'nobody'" in rejected.stderr
     _until(lambda: "succeeded" in run("jobs", "--ended", **at).stdout)
@@ -124,7 +124,7 @@ def test_many_requests_share_one_client(cluster: str, tmp_path: Path) -> None:
 def test_topics_that_are_missing_are_told(kafka: Broker, prefix: str) -> None:
     """`topics check` answers no, and a client says what to do."""
     checked = run("topics", "check", "--bootstrap", kafka.bootstrap, "--prefix", prefix)
-    submitted = run("submit", "-b", "a", "--to", f"kafka://{kafka.bootstrap}/{prefix}")
+    submitted = run("submit", "-b", "a", "--to", f"kafka://{kafka.bootstrap}/{prefix}", "--", "sleep", "1")
 
     assert checked.returncode == 1
     assert f"{prefix}workloads.v1" in checked.stdout
@@ -147,7 +147,7 @@ def test_a_receipt_that_does_not_come_is_told(kafka: Broker, prefix: str) -> Non
 
 def test_no_broker_is_told() -> None:
     """With exit code 3."""
-    result = run("submit", "-b", "a", "--to", f"kafka://127.0.0.1:{_free_port()}/x.")
+    result = run("submit", "-b", "a", "--to", f"kafka://127.0.0.1:{_free_port()}/x.", "--", "sleep", "1")
 
     assert result.returncode == 3
     assert "Traceback" not in result.stderr

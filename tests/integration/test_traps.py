@@ -22,7 +22,7 @@ from streamsched.service.metrics import Metrics
 from streamsched.service.outbox import Outbox
 from streamsched.service.scheduling_agent import SchedulingAgent
 from streamsched.service.view_records import BudgetHour
-from streamsched.state.cluster import ClusterState
+from streamsched.state.cluster import LAYOUT, ClusterState
 from streamsched.wire import codec
 from streamsched.wire.topic_catalogue import catalogue
 from tests.brokers import Broker
@@ -88,7 +88,7 @@ async def test_another_digest_stops_the_scheduler(deployment: Deployment) -> Non
             for entry in await asyncio.gather(*map(ledger.append, batch)):
                 state.apply(codec.read(entry))
         (folded,) = state.digests
-        wrong = StateHashed(folded=folded, digest="0" * 64, build="another")
+        wrong = StateHashed(folded=folded, digest="0" * 64, build="another", layout=LAYOUT)
         await ledger.append(codec.encode(wrong))
     scheduler = deployment.serve("scheduler")
 

@@ -72,7 +72,7 @@ def test_jobs(run: Run, ledger: Path) -> None:
     assert lines[0].split()[:3] == ["workload", "phase", "budget"]
     assert lines[1].split()[:4] == ["llama", "running", "a", "16"]
     assert lines[2].split()[:4] == ["wide", "queued", "b", "16"]
-    assert lines[-1] == "2 workloads, as of 1970-01-01T01:00:00Z, cursor 8"
+    assert lines[-1] == "2 workloads, as of 1970-01-01T01:00:00Z, cursor 7"
     answer = json.loads(machine.stdout)
     assert machine.stdout.count("\n") == 1
     assert [(job["workload"], job["phase"]) for job in answer["jobs"]] == [("llama", "running"), ("wide", "queued")]
@@ -105,7 +105,7 @@ def test_explain(run: Run, ledger: Path) -> None:
         "wide  queued",
         "b: 2 ranks × 8 GPUs = 16 GPUs, allocated 1h, resumable",
         "#7  Submitted to b",
-        "Asks for 2 x 8 GPUs; 0 such ranks fit on free GPUs",
+        "Asks for 2 x 8 GPUs; free GPUs in",
         "2 are held by protected work",
         "0 of b go before it",
     ):
@@ -186,11 +186,12 @@ def test_a_ledger_with_a_gap_is_not_whole(run: Run, tmp_path: Path) -> None:
         (["jobs", "--from", "LEDGER", "--at", "noon"], 2, "for --at: 'noon'"),
         (["jobs", "--from", "LEDGER", "--phase", "asleep"], 2, "asleep"),
         (["jobs", "--from", "LEDGER", "--budget", "a b"], 2, "a b"),
-        (["submit", "-b", "a", "--to", "LEDGER"], 2, "takes no requests"),
-        (["submit", "-b", "a", "-r", "0"], 2, "ranks is 0"),
-        (["submit", "-b", "a", "--min-runtime", "soon"], 2, "for --min-runtime: 'soon'"),
-        (["submit", "-b", "a", "--timeout", "never"], 2, "for --timeout: 'never'"),
-        (["submit"], 2, "--budget"),
+        (["submit", "-b", "a", "--to", "LEDGER", "--", "true"], 2, "takes no requests"),
+        (["submit", "-b", "a", "-r", "0", "--", "true"], 2, "ranks is 0"),
+        (["submit", "-b", "a", "--min-runtime", "soon", "--", "true"], 2, "for --min-runtime: 'soon'"),
+        (["submit", "-b", "a", "--timeout", "never", "--", "true"], 2, "for --timeout: 'never'"),
+        (["submit", "--", "true"], 2, "--budget"),
+        (["submit", "-b", "a"], 2, "-- COMMAND..."),
         (["cancel", "w", "--to", "http://127.0.0.1:9"], 3, "127.0.0.1:9"),
         (["budgets", "apply", "nowhere.toml"], 2, "nowhere.toml"),
         (["up", "--nodes", "lots"], 2, "lots"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from streamsched.model.events import Rejected, RoundProposed, StateHashed, Tick
 from streamsched.model.quantities import MINUTE
 from streamsched.replay.audit import audit
-from streamsched.state.cluster import HASH_EVERY
+from streamsched.state.cluster import HASH_EVERY, LAYOUT
 from streamsched.state.snapshot import digest
 from tests.stories import Story, budgets, nodes, submitted
 from tests.unit.replay.recording import recorded
@@ -77,7 +77,7 @@ async def test_recorded_digests_are_proved() -> None:
     story = Story(*(Tick(tick=number) for number in range(1, HASH_EVERY + 1)))
     recorded_digest = story.effects[-1].hash
     assert recorded_digest is not None
-    story.tell(recorded_digest, StateHashed(folded=5, digest="0" * 64, build="another"))
+    story.tell(recorded_digest, StateHashed(folded=5, digest="0" * 64, build="another", layout=LAYOUT))
 
     account = await audit(await recorded(story.records))
 

@@ -8,7 +8,7 @@ from streamsched.errors import ReplayDivergenceError, UnsupportedVersionError
 from streamsched.model.events import LedgerSkipped, Record, StateHashed, Tick, Unreadable
 from streamsched.model.quantities import MINUTE
 from streamsched.replay.replayer import fold, skipped_cursors
-from streamsched.state.cluster import HASH_EVERY
+from streamsched.state.cluster import HASH_EVERY, LAYOUT
 from streamsched.state.snapshot import digest
 from tests.stories import Story, budgets, nodes, submitted
 from tests.unit.replay.recording import recorded
@@ -120,7 +120,7 @@ async def test_bytes_that_are_no_event_fold_to_nothing() -> None:
 async def test_a_recorded_digest_that_differs_stops_the_fold() -> None:
     """Whoever recorded it had another state: one of the two is wrong."""
     ticks = [(number, Tick(tick=number)) for number in range(1, HASH_EVERY + 1)]
-    wrong = StateHashed(folded=HASH_EVERY, digest="0" * 64, build="another")
+    wrong = StateHashed(folded=HASH_EVERY, digest="0" * 64, build="another", layout=LAYOUT)
     ledger = await recorded([*ticks, (HASH_EVERY, wrong)])
 
     with pytest.raises(ReplayDivergenceError, match=f"after cursor {HASH_EVERY}"):

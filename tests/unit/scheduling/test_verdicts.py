@@ -38,7 +38,7 @@ def test_every_node_counts_under_one_reason() -> None:
     assert (counts.protected_work, counts.other_allocated_work, counts.fits_if_unallocated_work_stops) == (1, 1, 1)
     assert (counts.unhealthy, counts.other_pool, counts.fits, counts.too_small) == (1, 1, 0, 0)
     assert (found.fit.ranks_free, found.fit.ranks_if_unallocated_work_stops, found.fit.ranks_possible) == (0, 1, 3)
-    assert "asks for 2 x 8 GPUs; 0 such ranks fit on free GPUs in pool h100, 1 if unallocated work stops" in (
+    assert "asks for 2 x 8 GPUs; free GPUs in pool h100 hold 0 such ranks, 1 if unallocated work stops" in (
         found.sentence
     )
 

@@ -21,6 +21,7 @@ from streamsched.model.events import (
 )
 from streamsched.model.quantities import DAY, HOUR, MINUTE, SECOND
 from streamsched.scheduling.decision import decide
+from streamsched.state.cluster import LAYOUT
 from streamsched.state.reasons import Ignored, Void
 from streamsched.state.snapshot import digest, freeze, thaw
 from tests.stories import (
@@ -728,9 +729,9 @@ def test_a_recorded_digest_that_differs_stops_the_fold() -> None:
     """Two builds that fold differently part within one stretch, not at the yearly audit."""
     story = cluster()
     story.state.digests = {3: "a" * 64}
-    story.tell(StateHashed(folded=3, digest="a" * 64, build="test"))
+    story.tell(StateHashed(folded=3, digest="a" * 64, build="test", layout=LAYOUT))
     with pytest.raises(ReplayDivergenceError, match="cursor 3"):
-        story.tell(StateHashed(folded=3, digest="b" * 64, build="test"))
+        story.tell(StateHashed(folded=3, digest="b" * 64, build="test", layout=LAYOUT))
 
 
 def test_a_digest_is_due_after_as_many_records_as_the_state_has_entries(monkeypatch: pytest.MonkeyPatch) -> None:
