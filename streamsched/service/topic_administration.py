@@ -11,14 +11,21 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaConnectionError, KafkaError, TopicAlreadyExistsError, for_code
 
 from streamsched.errors import ConfigurationError, UnreachableError
 from streamsched.ledgers.kafka import KafkaSecurity
-from streamsched.wire.topic_catalogue import DEFAULT_PREFIX, PartitionedBy, Topic, catalogue
+from streamsched.wire.topic_catalogue import DEFAULT_PREFIX, PartitionedBy, Party, Topic, catalogue
 
+#: The topic whose records everything else follows from.
+LEDGER = "ledger.v1"
+_NOT_UNDER_A_LEDGER = (
+    "it begins at offset 0, and what it then carries is taken for repeats of what it carried before. "
+    "Restore it, or begin under a new prefix (STREAMSCHED_TOPIC_PREFIX)."
+)
 #: With three replicas one broker may be lost and every acknowledged record is still held twice.
 REPLICATION = 3
 
@@ -63,7 +70,8 @@ async def apply(
         security: Passed to aiokafka; plain text when None.
 
     Raises:
-        ConfigurationError: An existing topic is not what it must be, and then nothing was created; or a broker refused.
+        ConfigurationError: An existing topic is not what it must be, or a source topic is gone under a ledger that has
+            records, and then nothing was created; or a broker refused.
         UnreachableError: No broker answered.
     """
     async with _admin(bootstrap, security) as admin:
@@ -73,6 +81,12 @@ async def apply(
         missing = [topic for name, topic in catalogue().items() if prefix + name not in existing]
         if not missing:
             return []
+        lost = [prefix + topic.name for topic in missing if Party.INTAKE in topic.read_by]
+        ledger = existing.get(prefix + LEDGER)
+        if lost and ledger and await _has_records(bootstrap, prefix + LEDGER, ledger.partitions, security):
+            raise ConfigurationError(
+                f"{', '.join(lost)} would be new under a ledger that has records: {_NOT_UNDER_A_LEDGER}"
+            )
         if replication is None:
             replication = min(REPLICATION, len((await admin.describe_cluster())["brokers"]))
         response = await admin.create_topics([_new_topic(topic, prefix, replication) for topic in missing])
@@ -151,8 +165,9 @@ def _differences(existing: Mapping[str, _Existing], prefix: str) -> list[Differe
                     "partitions",
                     str(topic.partitions) if by_key else f"{topic.partitions} or more",
                     str(found.partitions),
-                    f"Stop what writes to it, let its readers finish, delete it and run `streamsched topics apply`: "
-                    f"with another count its keys ({topic.key}) would change partitions and lose their order.",
+                    f"With another count its keys ({topic.key}) would change partitions and lose their order. "
+                    "While the ledger is empty, delete it and run `streamsched topics apply`; "
+                    "after that, begin under a new prefix.",
                 )
             )
         for setting, wanted in _settings(topic, found.replication).items():
@@ -192,6 +207,16 @@ async def _existing(admin: AIOKafkaAdminClient, prefix: str) -> dict[str, _Exist
                 settings={entry["config_names"]: entry["config_value"] for entry in resource["config_entries"]},
             )
     return existing
+
+
+async def _has_records(bootstrap: str, topic: str, partitions: int, security: KafkaSecurity | None) -> bool:
+    consumer = AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, group_id=None, **(security or KafkaSecurity()))
+    await consumer.start()
+    try:
+        ends = await consumer.end_offsets([TopicPartition(topic, partition) for partition in range(partitions)])
+    finally:
+        await consumer.stop()
+    return any(ends.values())
 
 
 @asynccontextmanager

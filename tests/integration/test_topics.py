@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from uuid import uuid4
 
 import pytest
+from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from streamsched.errors import ConfigurationError, UnreachableError
@@ -89,6 +90,32 @@ async def test_two_may_apply_at_once(kafka: Broker, prefix: str) -> None:
     assert sorted(first + second) == [prefix + name for name in catalogue()]
 
 
+async def test_a_source_topic_is_not_begun_anew_under_a_ledger(kafka: Broker, prefix: str) -> None:
+    """Its offsets would start at 0, and the fold would take them for repeats. An empty ledger has seen none."""
+    await apply(kafka.bootstrap, prefix)
+    await remove(kafka, f"{prefix}workloads.v1")
+    assert await apply(kafka.bootstrap, prefix) == [f"{prefix}workloads.v1"]
+
+    producer = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap)
+    await producer.start()
+    await producer.send_and_wait(f"{prefix}ledger.v1", b"{}")
+    await producer.stop()
+    await remove(kafka, f"{prefix}workloads.v1")
+    with pytest.raises(ConfigurationError, match=r"workloads\.v1 would be new under a ledger that has records"):
+        await apply(kafka.bootstrap, prefix)
+
+    assert f"{prefix}workloads.v1" not in await names(kafka, prefix)
+
+
+async def remove(kafka: Broker, topic: str) -> None:
+    """Delete a topic, and wait until it is gone."""
+    async with administrator(kafka) as admin:
+        await admin.delete_topics([topic])
+    async with asyncio.timeout(30):
+        while topic in await names(kafka, topic):
+            await asyncio.sleep(0.1)
+
+
 async def test_a_wrong_partition_count_is_named_with_its_remedy(kafka: Broker, prefix: str) -> None:
     """A topic that a broker made by itself has one partition; nothing is created beside it before that is settled."""
     topic = f"{prefix}workloads.v1"
@@ -97,8 +124,8 @@ async def test_a_wrong_partition_count_is_named_with_its_remedy(kafka: Broker, p
     with pytest.raises(ConfigurationError) as refused:
         await apply(kafka.bootstrap, prefix)
 
-    assert f"{topic}: partitions is 1 and must be 12. Stop what writes to it" in str(refused.value)
-    assert "delete it and run `streamsched topics apply`" in str(refused.value)
+    assert f"{topic}: partitions is 1 and must be 12." in str(refused.value)
+    assert "While the ledger is empty, delete it and run `streamsched topics apply`" in str(refused.value)
     assert await names(kafka, prefix) == {topic}
 
 
