@@ -108,10 +108,12 @@ async def test_a_source_topic_is_not_begun_anew_under_a_ledger(kafka: Broker, pr
 
 
 async def remove(kafka: Broker, topic: str) -> None:
-    """Delete a topic, and wait until it is gone."""
-    async with administrator(kafka) as admin:
-        await admin.delete_topics([topic])
+    """Delete a topic, and wait until it is gone. A broker lists a topic a moment after it was created."""
     async with asyncio.timeout(30):
+        while topic not in await names(kafka, topic):
+            await asyncio.sleep(0.1)
+        async with administrator(kafka) as admin:
+            await admin.delete_topics([topic])
         while topic in await names(kafka, topic):
             await asyncio.sleep(0.1)
 
