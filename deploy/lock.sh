@@ -26,7 +26,7 @@ PYTHON
 [ ! -f requirements.lock ] || cp requirements.lock build/requirements.lock
 "$tools/bin/pip-compile" "$@" --quiet --output-file=build/requirements.lock \
     --generate-hashes --allow-unsafe --strip-extras --no-header --no-annotate \
-    --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options \
+    --no-emit-options \
     pyproject.toml build/groups.in
 {
     echo '# Written by `make lock` from pyproject.toml; do not edit.'

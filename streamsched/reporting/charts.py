@@ -117,7 +117,7 @@ def _time(ms: int) -> float:
 def _time_axis(axes: Axes) -> None:
     locator = AutoDateLocator(maxticks=8, tz=UTC)  # type: ignore[no-untyped-call]  # It has no types.
     axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=UTC))  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=UTC))  # type: ignore[no-untyped-call]  # Nor has it.
     axes.margins(x=0)
     axes.spines[["top", "right"]].set_visible(False)
 

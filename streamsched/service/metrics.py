@@ -108,10 +108,6 @@ class Metrics:
             "Time a scheduler took at its start to fold the ledger up to its end.",
             (0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 900),
         )
-        self.replay_divergence = self._counter(
-            "streamsched_replay_divergence_total",
-            "Digests in the ledger that this fold disagreed with. The scheduler stops at the first.",
-        )
         self.ledger_cursor = self._gauge("streamsched_ledger_cursor", "Records this scheduler has folded.")
 
     def serve(self, host: str, port: int) -> WSGIServer:

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -88,6 +89,15 @@ def up(data: Path, *arguments: str) -> Iterator[Up]:
         for pipe in (service.process.stdout, service.process.stderr):
             assert pipe is not None
             pipe.close()
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    """Ask until it holds."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not holds():
+        if time.monotonic() > deadline:
+            pytest.fail(f"not so after {PATIENCE_SECONDS:g} s")
+        time.sleep(0.1)
 
 
 def _environment(extra: dict[str, str]) -> dict[str, str]:

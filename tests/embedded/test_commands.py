@@ -7,13 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.embedded.processes import PATIENCE_SECONDS, PROGRAM, Up, run, up
+from tests.embedded.processes import PATIENCE_SECONDS, PROGRAM, Up, eventually, run, up
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +43,14 @@ def test_a_session(service: Up, tmp_path: Path) -> None:
     assert (other.returncode, other.stdout) == (1, "")
     assert "'gang'" in other.stderr
 
-    _until(lambda: json.loads(run("explain", "gang", "--json", **at).stdout)["job"]["phase"] == "running")
+    eventually(lambda: json.loads(run("explain", "gang", "--json", **at).stdout)["job"]["phase"] == "running")
     explained = run("explain", "gang", **at).stdout
     assert "The whole gang runs, protected until" in explained.replace("; the whole", "; The whole")
     nodes = json.loads(run("nodes", "--json", **at).stdout)["nodes"]
     assert [node["free"] for node in nodes] == [0, 0]
 
     assert run("cancel", "gang", "--reason", "wrong data", **at).returncode == 0
-    _until(lambda: "cancelled" in run("jobs", "--ended", **at).stdout)
+    eventually(lambda: "cancelled" in run("jobs", "--ended", **at).stdout)
     assert run("cancel", "stranger", **at).returncode == 1
 
     # The ledger may be read while the service writes it.
@@ -155,12 +154,3 @@ def _on_a_terminal(*arguments: str, **environment: str) -> str:
     os.close(leader)
     assert process.wait(PATIENCE_SECONDS) == 0
     return written.decode()
-
-
-def _until(holds: object) -> None:
-    assert callable(holds)
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not holds():
-        if time.monotonic() > deadline:
-            pytest.fail(f"not so after {PATIENCE_SECONDS:g} s")
-        time.sleep(0.2)

@@ -6,9 +6,7 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -20,7 +18,8 @@ from streamsched.client.requests import submission
 from streamsched.errors import UnreachableError
 from streamsched.model.commands import ReceiptStatus
 from tests.brokers import Broker
-from tests.embedded.processes import PATIENCE_SECONDS, PROGRAM, run
+from tests.embedded.processes import PATIENCE_SECONDS, PROGRAM, eventually, run
+from tests.integration.services import free_port
 
 pytestmark = pytest.mark.kafka
 
@@ -40,8 +39,8 @@ def cluster(kafka: Broker, prefix: str, tmp_path: Path) -> Iterator[str]:
         "STREAMSCHED_BOOTSTRAP": kafka.bootstrap,
         "STREAMSCHED_TOPIC_PREFIX": prefix,
         "STREAMSCHED_DATA_DIR": str(tmp_path / "serve"),
-        "STREAMSCHED_WEB_PORT": str(_free_port()),
-        "STREAMSCHED_METRICS_PORT": str(_free_port()),
+        "STREAMSCHED_WEB_PORT": str(free_port()),
+        "STREAMSCHED_METRICS_PORT": str(free_port()),
         "STREAMSCHED_FROM": "http://127.0.0.1:1",
     }
     nodes = (
@@ -83,7 +82,7 @@ def test_a_session_on_kafka(cluster: str, tmp_path: Path) -> None:
 
     applied = run("budgets", "apply", str(tree), **at)
     assert (applied.returncode, applied.stderr) == (0, "")
-    _until(lambda: len(json.loads(run("nodes", "--json", **at).stdout)["nodes"]) == 2)
+    eventually(lambda: len(json.loads(run("nodes", "--json", **at).stdout)["nodes"]) == 2)
     submitted = run(
         "submit", "-b", "a", "-r", "2", "-g", "8", "--min-runtime", "10m", "--id", "gang", "--", "sleep", "60", **at
     )
@@ -91,7 +90,7 @@ def test_a_session_on_kafka(cluster: str, tmp_path: Path) -> None:
     rejected = run("submit", "-b", "nobody", "--id", "lost", "--", "sleep", "1", **at)
     assert rejected.returncode == 1
     assert "'nobody'" in rejected.stderr
-    _until(lambda: "succeeded" in run("jobs", "--ended", **at).stdout)
+    eventually(lambda: "succeeded" in run("jobs", "--ended", **at).stdout)
 
     explained = json.loads(run("explain", "gang", "--json", **at).stdout)
     phases = dict.fromkeys(line["phase"] for line in explained["story"])
@@ -147,23 +146,7 @@ def test_a_receipt_that_does_not_come_is_told(kafka: Broker, prefix: str) -> Non
 
 def test_no_broker_is_told() -> None:
     """With exit code 3."""
-    result = run("submit", "-b", "a", "--to", f"kafka://127.0.0.1:{_free_port()}/x.", "--", "sleep", "1")
+    result = run("submit", "-b", "a", "--to", f"kafka://127.0.0.1:{free_port()}/x.", "--", "sleep", "1")
 
     assert result.returncode == 3
     assert "Traceback" not in result.stderr
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
-
-
-def _until(holds: object) -> None:
-    assert callable(holds)
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not holds():
-        if time.monotonic() > deadline:
-            pytest.fail(f"not so after {PATIENCE_SECONDS:g} s")
-        time.sleep(0.5)

@@ -7,11 +7,8 @@ import signal
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-import pytest
 
 from streamsched.client.http import Client
 from streamsched.client.requests import submission
@@ -25,7 +22,7 @@ from streamsched.replay.answers import JobFilter
 from streamsched.replay.audit import Audit, audit
 from streamsched.replay.replayer import fold
 from streamsched.state.snapshot import digest
-from tests.embedded.processes import PATIENCE_SECONDS, Up, run, up
+from tests.embedded.processes import Up, eventually, run, up
 
 CLUSTER = ("--nodes", "16x8", "--budget", "a=50%", "--budget", "b=50%", "--speed", "100")
 EVERYTHING = JobFilter(ended=True)
@@ -53,7 +50,7 @@ def test_kill_9_in_the_middle_of_load_loses_nothing_that_was_acknowledged(tmp_pa
         _submit_all(service.url, requests, again)
         assert len(again) == len(requests)
         assert {receipt.status for receipt in again.values()} == {ReceiptStatus.ACCEPTED}
-        _eventually(lambda: not client.jobs().jobs)
+        eventually(lambda: not client.jobs().jobs)
         ended = client.jobs(EVERYTHING).jobs
         assert {job.workload for job in ended} == {request.workload for request in requests}
         assert {(job.phase.value, job.attempt) for job in ended} == {("succeeded", 1)}
@@ -71,7 +68,7 @@ def test_the_ledger_and_its_archive_fold_to_the_live_state(tmp_path: Path) -> No
             client.submit(submission(budget="a", gpus_per_rank=4, min_runtime_ms=600_000, command=("sleep", "30")))
             if number % 5 == 0:
                 client.submit(submission(budget="b", ranks=16, gpus_per_rank=8, command=("sleep", "30")))
-        _eventually(lambda: not client.jobs().jobs)
+        eventually(lambda: not client.jobs().jobs)
         live = client.summary()
         assert service.stop() == 0
 
@@ -93,7 +90,7 @@ def test_a_restart_goes_on_where_it_stopped(tmp_path: Path) -> None:
         client.submit(
             submission(workload="long", budget="a", gpus_per_rank=4, min_runtime_ms=600_000, command=("sleep", "8"))
         )
-        _eventually(lambda: client.explain("long").job.phase == "running")
+        eventually(lambda: client.explain("long").job.phase == "running")
         before = client.explain("long").job
         assert service.stop(signal.SIGINT) == 0
 
@@ -104,7 +101,7 @@ def test_a_restart_goes_on_where_it_stopped(tmp_path: Path) -> None:
         ]
         job = client.explain("long").job
         assert (job.attempt, job.bound_ms, job.started_ms) == (1, before.bound_ms, before.started_ms)
-        _eventually(lambda: client.explain("long").job.phase == "succeeded")
+        eventually(lambda: client.explain("long").job.phase == "succeeded")
         assert client.explain("long").job.attempt == 1
 
 
@@ -116,13 +113,13 @@ def test_an_allocated_request_takes_the_gpus_of_unallocated_work(tmp_path: Path)
                 workload="batch", budget="b", ranks=2, gpus_per_rank=8, resumable=True, command=("sleep", "9000")
             )
         )
-        _eventually(lambda: client.explain("batch").job.phase == "running")
+        eventually(lambda: client.explain("batch").job.phase == "running")
         client.submit(
             submission(
                 workload="urgent", budget="a", gpus_per_rank=8, min_runtime_ms=3_600_000, command=("sleep", "9000")
             )
         )
-        _eventually(lambda: client.explain("urgent").job.phase == "running")
+        eventually(lambda: client.explain("urgent").job.phase == "running")
 
         urgent, batch = client.explain("urgent"), client.explain("batch")
         assert urgent.job.attempt == 1
@@ -139,11 +136,11 @@ def test_nodes_that_are_not_hosted_any_more_are_lost(tmp_path: Path) -> None:
         client.submit(
             submission(workload="wide", budget="a", ranks=2, gpus_per_rank=8, resumable=True, command=("sleep", "600"))
         )
-        _eventually(lambda: client.explain("wide").job.phase == "running")
+        eventually(lambda: client.explain("wide").job.phase == "running")
 
     with up(tmp_path, "--nodes", "1x8") as service, Client(service.url) as client:
         assert [node.health.value for node in client.nodes().nodes] == ["healthy", "lost"]
-        _eventually(lambda: client.explain("wide").job.phase == "queued")
+        eventually(lambda: client.explain("wide").job.phase == "queued")
         assert "node node-2 became lost" in " ".join(line.text.lower() for line in client.explain("wide").story)
 
 
@@ -214,14 +211,6 @@ def _kill_after(service: Up, acknowledged: dict[str, Receipt], count: int) -> No
     while len(acknowledged) < count:
         time.sleep(0.001)
     service.kill()
-
-
-def _eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not holds():
-        if time.monotonic() > deadline:
-            pytest.fail(f"not so after {PATIENCE_SECONDS:g} s")
-        time.sleep(0.1)
 
 
 def _audited(data: Path) -> Audit:

@@ -189,12 +189,16 @@ class TestPreemption:
         """The gang u sits on both; its half on the healthy node is enough for one rank of w and not for two."""
         story = Story(TREE, nodes(3), unallocated("u", ranks=2))
         story.round()
-        (held, other) = sorted(story.state.workloads["u"].run.held)  # type: ignore[union-attr]  # It is bound.
+        sits = story.state.workloads["u"].run
+        assert sits is not None
+        held, other = sorted(sits.held)
         story.tell(reported_health(other, NodeHealth.UNHEALTHY), submitted("w", ranks=2))
         story.round()
         assert story.state.void == {}
         assert story.phase("w") == "planned"
-        assert {seat.node for seat in story.state.workloads["w"].run.seats} == {held, "n3"}  # type: ignore[union-attr]
+        run = story.state.workloads["w"].run
+        assert run is not None
+        assert {seat.node for seat in run.seats} == {held, "n3"}
 
     def test_a_victim_named_twice(self) -> None:
         """It would be told to stop twice."""
