@@ -63,7 +63,7 @@ def reprioritized(workload: str, priority: int) -> WorkloadReprioritized:
 
 def budgets(change: str = "b1", previous: str | None = None, /, **fractions: float) -> BudgetTreeChanged:
     """A tree from ``a=0.5, b=0.5`` or ``**{"p/a": 0.5}``; parents that are not named hold all of theirs."""
-    shares: dict[str, int] = {}
+    shares: dict[str, Any] = {}
     for path, fraction in fractions.items():
         segments = path.split("/")
         for depth in range(1, len(segments)):
@@ -77,7 +77,7 @@ def budgets(change: str = "b1", previous: str | None = None, /, **fractions: flo
     )
 
 
-def adopted(**knobs: int) -> PolicyAdopted:
+def adopted(**knobs: Any) -> PolicyAdopted:
     """A policy that differs from the default in these knobs."""
     return PolicyAdopted(policy=Policy(**knobs), reason="a test")
 

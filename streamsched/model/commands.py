@@ -23,6 +23,7 @@ class StopReason(StrEnum):
     TIMED_OUT = "timed_out"
     START_DEADLINE = "start_deadline"
     GANG_BROKEN = "gang_broken"
+    NODE_DRAINED = "node_drained"
     UNKNOWN_RUN = "unknown_run"
 
 

@@ -355,11 +355,44 @@ class Seat(Value):
     gpu_mask: GpuMask
 
 
+class TakeRule(StrEnum):
+    """What lets a claimant take the GPUs of an allocated run whose protection has ended."""
+
+    FAIR_SHARE = "fair_share"
+    PRIORITY = "priority"
+    RESERVATION = "reservation"
+
+
+class Comparison(Value):
+    """Why a claimant may take from an allocated run, in numbers that anyone can check.
+
+    The two budgets are the children of the lowest common ancestor towards the claimant and towards the victim. By fair
+    share, ``used / entitled`` of the claimant is below the victim's, and with the guard added it is not above it:
+    ``(claimant_used + guard) x victim_entitled <= victim_used x claimant_entitled``. Used is charged and committed.
+    Source: `fair-share.md`, section 4.3.
+
+    Attributes:
+        guard_gpu_ms: What the guard adds to the claimant; 0 once it has faded out.
+        protected_until_ms: When the victim's protection ended.
+    """
+
+    rule: TakeRule
+    claimant: BudgetId
+    claimant_used_gpu_ms: GpuMs
+    claimant_entitled_gpu_ms: GpuMs
+    victim: BudgetId
+    victim_used_gpu_ms: GpuMs
+    victim_entitled_gpu_ms: GpuMs
+    guard_gpu_ms: GpuMs
+    protected_until_ms: Instant
+
+
 class Victim(Value):
-    """A run to be stopped so that a placement fits."""
+    """A run to be stopped so that a placement fits; for allocated runs, with the reason why it may be."""
 
     workload: WorkloadId
     attempt: Attempt
+    because: Comparison | None = None
 
 
 class ShareLine(Value):
@@ -387,14 +420,33 @@ class ProposedPlacement(Value):
         workload: A queued workload.
         attempt: The number this attempt would have.
         seats: One for each rank, in rank order.
-        victims: Unallocated runs to be stopped; empty when the seats are free.
+        victims: Runs to be stopped; empty when the seats are free.
         shares: Why it was its turn: one line for each level, from the root down.
+        over_cap: More allocated GPUs are preempted than the disruption cap allows, since no other choice was there.
     """
 
     workload: WorkloadId
     attempt: Attempt
     seats: Annotated[tuple[Seat, ...], Field(min_length=1, max_length=100_000)]
     victims: tuple[Victim, ...] = ()
+    shares: tuple[ShareLine, ...]
+    over_cap: bool = False
+
+
+class ProposedReservation(Value):
+    """Nodes that are drained for a gang that cannot be seated yet: a promise of its start.
+
+    Attributes:
+        nodes: The nodes, in the order of their places.
+        start_ms: When the last protection on them ends.
+        evicted_gpus: Allocated GPUs that would have to be preempted then.
+    """
+
+    workload: WorkloadId
+    pool: PoolId
+    nodes: Annotated[tuple[NodeId, ...], Field(min_length=1, max_length=100_000)]
+    start_ms: Instant
+    evicted_gpus: int = Field(ge=0, le=10_000_000)
     shares: tuple[ShareLine, ...]
 
 
@@ -406,6 +458,7 @@ class RoundProposed(Fact):
         based_on: How many records had been folded when it was computed.
         policy_version: How many policies had been adopted.
         placements: In the order in which they were decided.
+        reservations: New ones, in the order in which they were decided.
     """
 
     type: Literal["round_proposed"] = "round_proposed"
@@ -413,7 +466,8 @@ class RoundProposed(Fact):
     round: int = Field(ge=1, le=2**63 - 1)
     based_on: Cursor
     policy_version: int = Field(ge=0, le=2**63 - 1)
-    placements: tuple[ProposedPlacement, ...]
+    placements: tuple[ProposedPlacement, ...] = ()
+    reservations: tuple[ProposedReservation, ...] = ()
 
 
 Event = (

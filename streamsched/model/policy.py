@@ -5,14 +5,50 @@ Only knobs that something reads are here; a field without an effect would be a p
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from streamsched.model.identifiers import PoolId
 from streamsched.model.quantities import DAY, HOUR, MINUTE, SECOND
 
 Positive = Annotated[int, Field(ge=1, le=366 * DAY)]
 Duration = Annotated[int, Field(ge=0, le=366 * DAY)]
+
+
+class Order(StrEnum):
+    """How siblings are ordered: by the use of the whole window, or those that hold less than their quota now first."""
+
+    WINDOW = "window"
+    DUE_FIRST = "due_first"
+
+
+class UsageMode(StrEnum):
+    """What usage is: GPU-time in the window, the same with old time fading out, or the GPUs held at the moment.
+
+    The last one forgets the past; it is there to compare with schedulers that do.
+    """
+
+    WINDOW = "window"
+    DECAY = "decay"
+    INSTANT = "instant"
+
+
+class VictimUnderBudget(StrEnum):
+    """Whether allocated work of a budget that has used less than its entitlement may be preempted."""
+
+    ALLOW = "allow"
+    FORBID = "forbid"
+
+
+class PoolRate(BaseModel):
+    """What a GPU of one pool costs: so many units of GPU-time for each unit of time."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    pool: PoolId
+    rate: Annotated[int, Field(ge=0, le=10_000)]
 
 
 class Policy(BaseModel):
@@ -45,6 +81,80 @@ class Policy(BaseModel):
         default=15 * SECOND, description="A command that no node has acknowledged is sent again after this time."
     )
     tick_ms: Positive = Field(default=10 * SECOND, description="The longest time between two ticks of a live ledger.")
+    order: Order = Field(default=Order.WINDOW, description="What orders the children of a budget.")
+    usage: UsageMode = Field(default=UsageMode.WINDOW, description="What counts as usage.")
+    half_life_ms: Positive = Field(
+        default=3 * DAY, description="Usage mode decay: GPU-time this old counts half. Unused in the other modes."
+    )
+    commitment: bool = Field(
+        default=True, description="Whether protected time that is still ahead counts as used already."
+    )
+    guard: bool = Field(
+        default=True,
+        description="Whether a preemption of allocated work must leave its claimant no further ahead than the victim.",
+    )
+    guard_floor_ms: Duration = Field(
+        default=30 * MINUTE,
+        description="The guard counts a claimant's GPUs for its min runtime, or for this if longer.",
+    )
+    guard_relaxation_ms: Positive | None = Field(
+        default=DAY, description="The guard fades out over this wait; null means that it never does."
+    )
+    victim_under_budget: VictimUnderBudget = Field(
+        default=VictimUnderBudget.ALLOW, description="Whether those below their entitlement can be victims."
+    )
+    over_quota_protection_ms: Positive | None = Field(
+        default=None, description="The most protection of a start that lifts its leaf above its quota; null: no limit."
+    )
+    patience_ms: Duration = Field(
+        default=15 * SECOND, description="Allocated work is preempted only for what has waited so long."
+    )
+    disruption_cap: Annotated[int, Field(ge=1, le=1_000)] = Field(
+        default=2, description="Allocated GPUs to be preempted for each GPU requested, where a choice allows it."
+    )
+    preemption_burst_percent: Annotated[int, Field(ge=0, le=10_000)] = Field(
+        default=100, description="Allocated GPUs that may be preempted at once, in percent of the pool."
+    )
+    preemption_refill_percent: Annotated[int, Field(ge=0, le=10_000)] = Field(
+        default=25, description="How much of that comes back in an hour, in percent of the pool."
+    )
+    reservations: Annotated[int, Field(ge=0, le=64)] = Field(
+        default=2, description="The most gangs of more than one node for which nodes are drained at a time."
+    )
+    reserve_after_ms: Duration = Field(default=2 * MINUTE, description="How long such a gang waits before that.")
+    reservation_overrun_ms: Duration = Field(
+        default=10 * MINUTE, description="A reservation is kept so long after its start, for GPUs still being released."
+    )
+    backfill_margin_ms: Duration = Field(
+        default=2 * MINUTE, description="Time to start that is allowed for when a reserved node is used meanwhile."
+    )
+    nodes_per_headroom_node: Annotated[int, Field(ge=0, le=100_000)] = Field(
+        default=64, description="Of so many healthy nodes one takes only short and unallocated work; 0: none does."
+    )
+    short_gpus: Annotated[int, Field(ge=0, le=1_600_000)] = Field(
+        default=8, description="Short work asks for at most so many GPUs,"
+    )
+    short_min_runtime_ms: Duration = Field(default=15 * MINUTE, description="and for at most this min runtime.")
+    review_ms: Positive = Field(
+        default=30 * SECOND, description="Shortest time after which blocked work is looked at because usage has moved."
+    )
+    consolidation: bool = Field(
+        default=False,
+        description="Whether resumable work past its protection is moved to make room for a gang.",
+    )
+    flap_limit: Annotated[int, Field(ge=1, le=1_000)] = Field(
+        default=3, description="A node that became unhealthy so often within the flap window is held down."
+    )
+    flap_window_ms: Positive = Field(default=HOUR, description="See flap_limit.")
+    hold_down_ms: Positive = Field(
+        default=30 * MINUTE, description="A held-down node takes work again after it was healthy for so long."
+    )
+    warning_ms: Duration = Field(
+        default=15 * MINUTE, description="How long before its protection ends an interactive session is warned."
+    )
+    rates: Annotated[tuple[PoolRate, ...], Field(max_length=1_000)] = Field(
+        default=(), description="The rate card: what a GPU of a pool costs; 1 where nothing is said."
+    )
     placements_per_round: Annotated[int, Field(ge=1, le=1_000)] = Field(
         default=200, description="The most gangs one proposal may place; the next round follows at once."
     )
@@ -64,7 +174,28 @@ class Policy(BaseModel):
                 f"window_ms ({self.window_ms}) is shorter than min_runtime_cap_ms ({self.min_runtime_cap_ms}): "
                 "a run could leave the window before its protection ends"
             )
+        pools = [rate.pool for rate in self.rates]
+        twice = sorted({pool for pool in pools if pools.count(pool) > 1})
+        if twice:
+            raise ValueError(f"rates: pool {twice[0]!r} is named twice; give each pool one rate")
+        if self.short_min_runtime_ms > self.min_runtime_cap_ms:
+            raise ValueError(
+                f"short_min_runtime_ms ({self.short_min_runtime_ms}) is above min_runtime_cap_ms "
+                f"({self.min_runtime_cap_ms}): all work of few GPUs would be short"
+            )
+        if self.order is Order.DUE_FIRST and self.usage is UsageMode.INSTANT:
+            raise ValueError("order due_first and usage instant say the same twice; choose order window with instant")
         return self
 
+    def rate_of(self, pool: str) -> int:
+        """Return what a GPU of a pool costs."""
+        return next((rate.rate for rate in self.rates if rate.pool == pool), 1)
 
-DEFAULT_POLICY = Policy()
+
+#: Ai2's order: siblings by their use of the whole window, so that a team catches up over the week.
+OVER_THE_WEEK = Policy()
+#: Those that hold less than their quota now come first, so that more of what is due is delivered in each hour.
+HOUR_BY_HOUR = Policy(order=Order.DUE_FIRST)
+#: Policies by the name they can be asked for.
+NAMED_POLICIES = {"over_the_week": OVER_THE_WEEK, "hour_by_hour": HOUR_BY_HOUR}
+DEFAULT_POLICY = OVER_THE_WEEK

@@ -86,7 +86,7 @@ def _settle(
 
 def _fits(draft: Draft, shape: Shape, *, displacing: bool) -> bool:
     """Whether a gang of that shape could sit somewhere now: exact, and at no cost that grows with the cluster."""
-    wanted, gpus_per_rank, ranks = shape
+    wanted, gpus_per_rank, ranks, _ = shape
     for pool in draft.state.inventory.candidates(wanted):
         drafted = draft.pools.get(pool.id)
         source = pool if drafted is None else drafted
@@ -98,7 +98,7 @@ def _fits(draft: Draft, shape: Shape, *, displacing: bool) -> bool:
 
 def _seat(draft: Draft, shape: Shape, *, displacing: bool) -> tuple[tuple[Seat, ...], tuple[Victim, ...]]:
     """Seat a gang that fits: on free GPUs of the first pool that has them, else where others make room."""
-    wanted, gpus_per_rank, ranks = shape
+    wanted, gpus_per_rank, ranks, _ = shape
     pools = [draft.pool(pool) for pool in draft.state.inventory.candidates(wanted)]
     for pool in pools:
         seats = place(pool, ranks, gpus_per_rank)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from heapq import heappop, heappush, heapreplace
 from typing import TYPE_CHECKING
 
-from streamsched.model.events import NodeHealth, Seat, Victim
+from streamsched.model.events import Seat, Victim
 from streamsched.scheduling.placement import lowest_bits, seats_of
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ class _Search:
     def _nodes_of(self, run: Run) -> list[Node]:
         """Return the nodes of a run that take work."""
         nodes = [self.state.nodes[id_] for id_ in run.held]
-        return [node for node in nodes if node.health is NodeHealth.HEALTHY]
+        return [node for node in nodes if node.takes_work]
 
     def _nodes_beside(self, keys: list[RunKey]) -> Iterable[Node]:
         """Return the nodes whose offers may have changed with these choices: theirs, and those of their neighbours."""

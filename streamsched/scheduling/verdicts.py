@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from streamsched.model.events import GpuMs, Instant, NodeHealth, Value
+from streamsched.model.events import GpuMs, Instant, Value
 from streamsched.model.identifiers import BudgetId, PoolId, WorkloadId
 from streamsched.model.quantities import counted, format_duration, format_instant
 from streamsched.scheduling.draft import Draft
@@ -297,7 +297,7 @@ def _reason_of(state: ClusterState, node: Node, workload: Workload) -> str:
         return "other_pool"
     if node.gpus < size:
         return "too_small"
-    if node.health is not NodeHealth.HEALTHY:
+    if not node.takes_work:
         return "unhealthy"
     if node.free_mask.bit_count() >= size:
         return "fits"

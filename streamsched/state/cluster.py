@@ -37,8 +37,10 @@ from streamsched.model.policy import DEFAULT_POLICY, Policy
 from streamsched.state import machines, requests, rounds, runs
 from streamsched.state.backlog import Backlog
 from streamsched.state.dispatch import Dispatch
+from streamsched.state.disruption import DisruptionBudget
 from streamsched.state.inventory import Inventory, Node
 from streamsched.state.reasons import Ignored
+from streamsched.state.reservations import Reservation
 from streamsched.state.timers import Due, Timers
 from streamsched.state.usage import BudgetTree
 from streamsched.state.workloads import Finished, Workload
@@ -50,7 +52,7 @@ HASH_EVERY = 16_384
 PROTOCOL = 1
 #: The layout in which `streamsched.state.snapshot` freezes a state. Raise it with any change of those bytes: snapshots
 #: and digests of another layout are not read and not compared, and the ledger is folded instead.
-LAYOUT = 2
+LAYOUT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,11 @@ class ClusterState:
 
         self.dispatch = Dispatch()
 
+        #: Promises by claimant, in the order in which they were made.
+        self.reservations: dict[str, Reservation] = {}
+        #: Preemptions of allocated work that are not forgiven yet, by pool.
+        self.disruption: dict[str, DisruptionBudget] = {}
+
         #: Digests of recent states by the number of records folded, until they have been recorded or compared.
         self.digests: dict[int, str] = {}
         self.hashed = 0
@@ -103,6 +110,8 @@ class ClusterState:
 
         # Derived: set again by `thaw`, no part of the digest.
         self.timers = Timers()
+        #: Rises when time alone lets something be decided: a patience or a reservation that came due or ended.
+        self.matured = 0
         self.effects = Effects()
 
     # --- reading ------------------------------------------------------------------------------------------------------
@@ -115,13 +124,13 @@ class ClusterState:
     @property
     def next_wakeup_ms(self) -> int | None:
         """When time alone changes something, if nothing else happens before; None for never."""
-        deadline = self.timers.next_ms(self.workloads)
+        deadline = self.timers.next_ms(self)
         sent = self.dispatch.oldest_ms()
         resend = None if sent is None else sent + self.policy.resend_ms
         return resend if deadline is None else deadline if resend is None else min(deadline, resend)
 
     @property
-    def stirred(self) -> tuple[int, int, int, str | None, int]:
+    def stirred(self) -> tuple[int, int, int, str | None, int, int]:
         """Return what may make the next decision differ from the last: while it stays equal, so does an empty one.
 
         No part of the state: the numbers start anew after a restart.
@@ -132,6 +141,7 @@ class ClusterState:
             self.unallocated.additions,
             self.budgets.change,
             self.policy_version,
+            self.matured,
         )
 
     def unanswered_commands(self) -> list[Command]:
@@ -228,8 +238,8 @@ class ClusterState:
         self.budgets.advance(now)
         if self.timers.is_any_due(now):
             for workload in self.timers.protections_over(now, self.workloads):
-                runs.drop_commitment(self, workload)
-            for due, workload in self.timers.come_due(now, self.workloads):
+                runs.end_protection(self, workload)
+            for due, workload in self.timers.come_due(self):
                 self._come_due(due, workload)
         finished = self.finished
         while finished:
@@ -241,8 +251,12 @@ class ClusterState:
     def _come_due(self, due: Due, workload: Workload) -> None:
         match due:
             case Due.HOLD_OVER:
-                self.backlog_of(workload).add(workload)
+                self.queue(workload)
                 self.touch(workload)
+            case Due.PATIENCE_OVER | Due.RESERVATION_DUE:
+                self.matured += 1
+            case Due.RESERVATION_OVER:
+                rounds.end_reservation(self, workload.id)
             case Due.PLAN_EXPIRES:
                 rounds.fail_plan(self, workload, setback=True)
             case Due.START_DEADLINE:
@@ -293,6 +307,11 @@ class ClusterState:
     def backlog_of(self, workload: Workload) -> Backlog:
         """Return the backlog of its class."""
         return self.allocated if workload.is_allocated else self.unallocated
+
+    def queue(self, workload: Workload) -> None:
+        """File a workload in its backlog, and set what its wait brings."""
+        self.backlog_of(workload).add(workload)
+        self.timers.await_patience(workload, self.policy, self.now_ms)
 
     def touch(self, workload: Workload) -> None:
         """Tell the views that a workload and the budgets above it changed."""

@@ -57,31 +57,46 @@ def _check_nodes(state: ClusterState) -> None:
             _demand(node.held.get(key) == mask, f"node {node.id}: preemptible {key} does not hold what it should")
             workload = state.workloads[key[0]]
             _demand(not workload.is_allocated, f"node {node.id}: allocated {key} is marked preemptible")
+        for key, mask in node.unprotected.items():
+            _demand(node.held.get(key) == mask, f"node {node.id}: unprotected {key} does not hold what it should")
+        for key in node.held:
+            workload = state.workloads[key[0]]
+            run = workload.run
+            until = run.protected_until_ms if run is not None else None
+            open_ = workload.phase is Phase.RUNNING and until is not None and until <= state.now_ms
+            _demand(
+                open_ is (key in node.unprotected), f"node {node.id}: {key} is protected, or not, and filed wrongly"
+            )
 
 
 def _check_rooms(state: ClusterState) -> None:
     """The index says what the nodes say."""
     capacity = 0
     for pool in state.inventory.pools.values():
-        free, reclaimable = Room(), Room()
+        free, reclaimable, takeable = Room(), Room(), Room()
         installed, well = Sizes(), Sizes()
         for index, node in enumerate(pool.nodes):
             _demand(node.index == index, f"node {node.id} believes to be at {node.index}, and is at {index}")
-            healthy = node.health is NodeHealth.HEALTHY
+            healthy = node.takes_work
             offered = node.free_mask.bit_count() if healthy else 0
             more = (node.free_mask | node.preemptible_mask).bit_count() if healthy else 0
-            for room, gpus in ((free, offered), (reclaimable, more)):
+            most = (node.free_mask | node.preemptible_mask | node.unprotected_mask).bit_count() if healthy else 0
+            for room, gpus in ((free, offered), (reclaimable, more), (takeable, most)):
                 room.nodes[gpus] |= 1 << index
                 room.counts[gpus] += 1
             installed.add(node.gpus, 1)
             if healthy:
                 well.add(node.gpus, 1)
                 capacity += node.gpus
-            elif node.health is NodeHealth.UNHEALTHY:
+            elif node.health is not NodeHealth.LOST:
                 capacity += node.occupied_gpus
         _demand(pool.installed.counts == installed.counts, f"pool {pool.id}: the sizes differ from the nodes")
         _demand(pool.healthy.counts == well.counts, f"pool {pool.id}: the healthy sizes differ from the nodes")
-        for name, room, derived in (("free", pool.free, free), ("reclaimable", pool.reclaimable, reclaimable)):
+        for name, room, derived in (
+            ("free", pool.free, free),
+            ("reclaimable", pool.reclaimable, reclaimable),
+            ("takeable", pool.takeable, takeable),
+        ):
             _demand(room.nodes == derived.nodes, f"pool {pool.id}: the {name} index differs from the nodes")
             _demand(room.counts == derived.counts, f"pool {pool.id}: the {name} counts differ from the nodes")
     _demand(capacity == state.budgets.capacity_gpus, f"capacity is {state.budgets.capacity_gpus}, not {capacity}")
@@ -135,10 +150,10 @@ def _check_budgets(state: ClusterState) -> None:
             if run is None and workload.is_allocated:
                 mine[2] += workload.gpus
             if run is not None and run.commitment is Commitment.WHOLE:
-                mine[3] += run.gpus * workload.effective_min_ms
+                mine[3] += run.units * run.min_ms
             if run is not None and run.commitment is Commitment.REST:
-                mine[4] += run.gpus
-                mine[5] += run.gpus * (run.protected_until_ms or 0)
+                mine[4] += run.units
+                mine[5] += run.units * (run.protected_until_ms or 0)
     for key, budget in budgets.items():
         actual = [
             budget.charged.held,

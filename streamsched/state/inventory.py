@@ -8,6 +8,7 @@ decision copies the index by copying references, and a set that is only read nee
 from __future__ import annotations
 
 from bisect import bisect_left
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from streamsched.model.events import NodeHealth
@@ -23,6 +24,19 @@ _SIZES = range(MAX_GPUS + 1)
 RunKey = tuple[str, int]
 
 
+class Drain(StrEnum):
+    """How far a node is being emptied on purpose.
+
+    A cordoned node takes no new work, and what runs there goes on. A soft drain ends it as its protection ends, a hard
+    one ends it now.
+    """
+
+    NONE = "none"
+    CORDON = "cordon"
+    SOFT = "soft"
+    HARD = "hard"
+
+
 class Node:
     """One machine. Its GPUs are numbered from 0; a set of them is a mask."""
 
@@ -30,10 +44,12 @@ class Node:
         "boot",
         "claims",
         "domains",
+        "drain",
         "filed_capacity",
         "filed_free",
         "filed_healthy",
         "filed_reclaimable",
+        "filed_takeable",
         "free_mask",
         "gpus",
         "health",
@@ -45,6 +61,7 @@ class Node:
         "preemptible",
         "reason",
         "since_ms",
+        "unprotected",
     )
 
     def __init__(self, id_: str, pool: str, gpus: int, domains: tuple[str, ...], now_ms: int) -> None:
@@ -56,6 +73,7 @@ class Node:
         self.health = NodeHealth.HEALTHY
         self.reason: str | None = None
         self.since_ms = now_ms
+        self.drain = Drain.NONE
         #: GPUs by run that has them.
         self.held: dict[RunKey, int] = {}
         #: GPUs by run that waits for them, free or still held by a victim.
@@ -64,13 +82,21 @@ class Node:
         self.orphans: dict[RunKey, int] = {}
         #: GPUs of unallocated runs that nobody stops yet.
         self.preemptible: dict[RunKey, int] = {}
+        #: GPUs of allocated runs whose protection has ended and that nobody stops yet.
+        self.unprotected: dict[RunKey, int] = {}
         self.free_mask = self.all_mask
         #: Its position in its pool, and how it is filed there.
         self.index = 0
         self.filed_free = 0
         self.filed_reclaimable = 0
+        self.filed_takeable = 0
         self.filed_capacity = 0
         self.filed_healthy = False
+
+    @property
+    def takes_work(self) -> bool:
+        """Whether new work may be given to it."""
+        return self.health is NodeHealth.HEALTHY and self.drain is Drain.NONE
 
     @property
     def all_mask(self) -> int:
@@ -87,6 +113,14 @@ class Node:
         """GPUs that an allocated request may take."""
         mask = 0
         for held in self.preemptible.values():
+            mask |= held
+        return mask
+
+    @property
+    def unprotected_mask(self) -> int:
+        """GPUs of allocated runs whose protection has ended."""
+        mask = 0
+        for held in self.unprotected.values():
             mask |= held
         return mask
 
@@ -188,7 +222,7 @@ class Room(Sizes):
 class Pool:
     """The nodes of one kind, in the order of their places, with what they offer."""
 
-    __slots__ = ("free", "healthy", "id", "installed", "nodes", "reclaimable")
+    __slots__ = ("free", "healthy", "id", "installed", "nodes", "reclaimable", "takeable")
 
     def __init__(self, id_: str) -> None:
         self.id = id_
@@ -197,9 +231,16 @@ class Pool:
         self.free = Room()
         #: What is free or held by unallocated work on healthy nodes.
         self.reclaimable = Room()
+        #: That, and what allocated runs hold whose protection has ended.
+        self.takeable = Room()
         #: All nodes, and the healthy ones, by their size.
         self.installed = Sizes()
         self.healthy = Sizes()
+
+    @property
+    def installed_gpus(self) -> int:
+        """GPUs of all its nodes."""
+        return sum(gpus * nodes for gpus, nodes in enumerate(self.installed.counts))
 
 
 class Inventory:
@@ -235,12 +276,12 @@ class Inventory:
         pool.nodes.insert(index, node)
         node.index = index
         below = (1 << index) - 1
-        for room in (pool.free, pool.reclaimable):
+        for room in (pool.free, pool.reclaimable, pool.takeable):
             room.nodes = [(nodes & ~below) << 1 | nodes & below for nodes in room.nodes]
             room.nodes[0] |= 1 << index
             room.counts[0] += 1
         pool.installed.add(node.gpus, 1)
-        node.filed_free = node.filed_reclaimable = node.filed_capacity = 0
+        node.filed_free = node.filed_reclaimable = node.filed_takeable = node.filed_capacity = 0
         node.filed_healthy = False
         self.refile(node)
 
@@ -249,12 +290,13 @@ class Inventory:
         pool = self.pools[node.pool]
         pool.free.move(node.index, node.filed_free, 0)
         pool.reclaimable.move(node.index, node.filed_reclaimable, 0)
+        pool.takeable.move(node.index, node.filed_takeable, 0)
         self.capacity_gpus -= node.filed_capacity
         for later in pool.nodes[node.index + 1 :]:
             later.index -= 1
         del pool.nodes[node.index]
         below = (1 << node.index) - 1
-        for room in (pool.free, pool.reclaimable):
+        for room in (pool.free, pool.reclaimable, pool.takeable):
             room.nodes = [(nodes >> 1) & ~below | nodes & below for nodes in room.nodes]
             room.counts[0] -= 1
         pool.installed.add(node.gpus, -1)
@@ -267,18 +309,20 @@ class Inventory:
     def refile(self, node: Node) -> None:
         """Bring the index up to date after anything about a node has changed."""
         node.free_mask = free = node.derive_free()
-        healthy = node.health is NodeHealth.HEALTHY
-        if healthy:
+        takes_work = node.takes_work
+        if takes_work:
             offered = free.bit_count()
-            reclaimable = (free | node.preemptible_mask).bit_count() if node.preemptible else offered
+            more = free | node.preemptible_mask if node.preemptible else free
+            reclaimable = more.bit_count()
+            takeable = (more | node.unprotected_mask).bit_count() if node.unprotected else reclaimable
             capacity = node.gpus
         else:
-            offered = reclaimable = 0
-            capacity = node.occupied_gpus if node.health is NodeHealth.UNHEALTHY else 0
-        if healthy is not node.filed_healthy:
-            self.pools[node.pool].healthy.add(node.gpus, 1 if healthy else -1)
-            node.filed_healthy = healthy
-        if offered > node.filed_free or reclaimable > node.filed_reclaimable:
+            offered = reclaimable = takeable = 0
+            capacity = node.occupied_gpus if node.health is not NodeHealth.LOST else 0
+        if takes_work is not node.filed_healthy:
+            self.pools[node.pool].healthy.add(node.gpus, 1 if takes_work else -1)
+            node.filed_healthy = takes_work
+        if offered > node.filed_free or reclaimable > node.filed_reclaimable or takeable > node.filed_takeable:
             self.gains += 1
         if offered != node.filed_free:
             self.pools[node.pool].free.move(node.index, node.filed_free, offered)
@@ -286,6 +330,9 @@ class Inventory:
         if reclaimable != node.filed_reclaimable:
             self.pools[node.pool].reclaimable.move(node.index, node.filed_reclaimable, reclaimable)
             node.filed_reclaimable = reclaimable
+        if takeable != node.filed_takeable:
+            self.pools[node.pool].takeable.move(node.index, node.filed_takeable, takeable)
+            node.filed_takeable = takeable
         if capacity != node.filed_capacity:
             self.capacity_gpus += capacity - node.filed_capacity
             node.filed_capacity = capacity

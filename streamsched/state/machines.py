@@ -35,6 +35,7 @@ def set_health(state: ClusterState, fact: NodeHealthChanged) -> None:
     if was_lost:
         state.effects.commands.extend(state.dispatch.resume(node.id, state.now_ms))
     if fact.health is not NodeHealth.HEALTHY:
+        rounds.leave_reservations(state, node.id)
         for key in sorted(node.claims):
             rounds.fail_plan(state, state.workloads[key[0]], setback=False)
     if fact.health is NodeHealth.LOST:
@@ -54,6 +55,7 @@ def take_inventory(state: ClusterState, fact: NodeInventoryReported) -> None:
         state.inventory.add(node)
     elif (node.pool, node.gpus, node.domains) != (fact.pool, fact.gpus, fact.domains):
         moved = node.pool != fact.pool
+        rounds.leave_reservations(state, node.id)
         state.inventory.remove(node)
         node.pool, node.gpus, node.domains = fact.pool, fact.gpus, fact.domains
         state.inventory.add(node)

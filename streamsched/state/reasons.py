@@ -32,3 +32,4 @@ class Void(StrEnum):
     VICTIM_GONE = "victim_gone"
     VICTIM_PROTECTED = "victim_protected"
     VICTIM_USELESS = "victim_useless"
+    RESERVED = "reserved"

@@ -67,7 +67,7 @@ def submit(state: ClusterState, fact: WorkloadSubmitted) -> None:
     workload = Workload(fact, budget, state.now_ms)
     state.workloads[workload.id] = workload
     workload.count_queued(workload.gpus)
-    state.backlog_of(workload).add(workload)
+    state.queue(workload)
     state.touch(workload)
     _answer(state, fact, ReceiptStatus.ACCEPTED)
 

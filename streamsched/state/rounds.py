@@ -8,13 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from streamsched.model.commands import StopReason
-from streamsched.model.events import NodeHealth
+from streamsched.model.events import TakeRule
+from streamsched.model.quantities import WHOLE
 from streamsched.state import runs
+from streamsched.state.disruption import DisruptionBudget
 from streamsched.state.reasons import Ignored, Void
-from streamsched.state.workloads import Commitment, Phase, Run, Workload
+from streamsched.state.reservations import Reservation
+from streamsched.state.workloads import Commitment, Phase, Run, Workload, is_unprotected
 
 if TYPE_CHECKING:
-    from streamsched.model.events import ProposedPlacement, RoundProposed
+    from streamsched.model.events import ProposedPlacement, ProposedReservation, RoundProposed
     from streamsched.state.cluster import ClusterState
 
 
@@ -29,6 +32,12 @@ def close_round(state: ClusterState, proposal: RoundProposed) -> None:
         objection = _objection_to(state, item)
         if objection is None:
             _accept(state, item)
+        else:
+            state.void[objection] = state.void.get(objection, 0) + 1
+    for promise in proposal.reservations:
+        objection = _objection_to_promise(state, promise)
+        if objection is None:
+            _promise(state, promise)
         else:
             state.void[objection] = state.void.get(objection, 0) + 1
 
@@ -53,7 +62,7 @@ def _objection_to(state: ClusterState, item: ProposedPlacement) -> Void | None:
         run = other.run if other is not None else None
         if other is None or run is None or run.attempt != victim.attempt or run.stop is not None:
             return Void.VICTIM_GONE
-        if other.is_allocated or not workload.is_allocated:
+        if not workload.is_allocated or (other.is_allocated and not is_unprotected(other, state.now_ms)):
             return Void.VICTIM_PROTECTED
         if other.phase is Phase.PLANNED or not any(wanted.get(id_, 0) & mask for id_, mask in run.held.items()):
             return Void.VICTIM_USELESS
@@ -62,7 +71,7 @@ def _objection_to(state: ClusterState, item: ProposedPlacement) -> Void | None:
     pool = workload.pool
     for node_id, mask in wanted.items():
         node = state.nodes.get(node_id)
-        if node is None or node.health is not NodeHealth.HEALTHY:
+        if node is None or not node.takes_work:
             return Void.NODE_UNAVAILABLE
         if pool is None:
             pool = node.pool
@@ -80,9 +89,12 @@ def _accept(state: ClusterState, item: ProposedPlacement) -> None:
     workload.attempt += 1
     run = Run(item.attempt, item.seats, workload.gpus, state.next_cursor - 1, state.now_ms)
     workload.run = run
+    run.rate = state.policy.rate_of(state.nodes[item.seats[0].node].pool)
+    state.reservations.pop(workload.id, None)
     if workload.is_allocated:
+        run.min_ms = _protected_time(state, workload, run)
         run.commitment = Commitment.WHOLE
-        committed = run.gpus * workload.effective_min_ms
+        committed = run.units * run.min_ms
         for budget in workload.budget.path:
             budget.commitment_fixed += committed
     state.touch(workload)
@@ -100,11 +112,87 @@ def _accept(state: ClusterState, item: ProposedPlacement) -> None:
             run.awaited[node_id] = awaited
         state.inventory.refile(node)
         state.effects.nodes[node_id] = None
-    grace = state.policy.unallocated_grace_ms
+    victims = [state.workloads[victim.workload] for victim in item.victims]
+    allocated = [victim for victim in victims if victim.is_allocated]
+    grace = state.policy.grace_ms if allocated else state.policy.unallocated_grace_ms
+    _spend(state, item, allocated)
     run.deadline_ms = state.now_ms + grace + state.policy.stop_timeout_ms
     state.timers.set(workload)
-    for victim in item.victims:
-        runs.stop(state, state.workloads[victim.workload], StopReason.PREEMPTED, beneficiary=workload.id)
+    for victim in victims:
+        runs.stop(state, victim, StopReason.PREEMPTED, beneficiary=workload.id)
+
+
+def _protected_time(state: ClusterState, workload: Workload, run: Run) -> int:
+    """Return how long a run will be protected: what it asked for, and less if the policy says so above a quota."""
+    most = state.policy.over_quota_protection_ms
+    wanted = workload.effective_min_ms
+    if most is None or wanted <= most:
+        return wanted
+    leaf = workload.budget
+    quota = leaf.quota_nano * state.budgets.capacity_gpus
+    return most if (leaf.charged.held + run.units) * WHOLE > quota else wanted
+
+
+def _spend(state: ClusterState, item: ProposedPlacement, victims: list[Workload]) -> None:
+    """Count the allocated GPUs that are preempted, unless it was promised."""
+    spent = sum(
+        victim.gpus
+        for victim, named in zip(victims, (v for v in item.victims if v.because is not None), strict=True)
+        if named.because is not None and named.because.rule is not TakeRule.RESERVATION
+    )
+    if spent:
+        pool = state.inventory.pools[state.nodes[item.seats[0].node].pool]
+        budget = state.disruption.setdefault(pool.id, DisruptionBudget())
+        budget.spend(spent, pool.installed_gpus, state.policy, state.now_ms)
+
+
+def _objection_to_promise(state: ClusterState, item: ProposedReservation) -> Void | None:
+    """Check a reservation against the state as it is now."""
+    workload = state.workloads.get(item.workload)
+    if workload is None or workload.queue_key is None or not workload.is_allocated:
+        return Void.NOT_QUEUED
+    if workload.id in state.reservations or len(state.reservations) >= state.policy.reservations:
+        return Void.RESERVED
+    kept = {id_ for promise in state.reservations.values() for id_ in promise.nodes}
+    for id_ in item.nodes:
+        node = state.nodes.get(id_)
+        if node is None or not node.takes_work or node.pool != item.pool:
+            return Void.NODE_UNAVAILABLE
+        if id_ in kept:
+            return Void.RESERVED
+    if len(set(item.nodes)) < len(item.nodes):
+        return Void.WRONG_SEATS
+    return None
+
+
+def _promise(state: ClusterState, item: ProposedReservation) -> None:
+    """Keep nodes for a gang."""
+    promise = Reservation(item.workload, item.pool, item.nodes, item.start_ms, state.now_ms, state.next_cursor - 1)
+    state.reservations[item.workload] = promise
+    state.timers.reserve(promise, state.policy.reservation_overrun_ms)
+    state.matured += 1
+    state.touch(state.workloads[item.workload])
+    for id_ in item.nodes:
+        state.effects.nodes[id_] = None
+
+
+def end_reservation(state: ClusterState, claimant: str) -> None:
+    """Give up a reservation: its nodes are as any others."""
+    promise = state.reservations.pop(claimant, None)
+    if promise is None:
+        return
+    state.matured += 1
+    workload = state.workloads.get(claimant)
+    if workload is not None:
+        state.touch(workload)
+    for id_ in promise.nodes:
+        state.effects.nodes[id_] = None
+
+
+def leave_reservations(state: ClusterState, node: str) -> None:
+    """Give up what was promised on a node that takes no work any more."""
+    for claimant in [id_ for id_, promise in state.reservations.items() if node in promise.nodes]:
+        end_reservation(state, claimant)
 
 
 def fail_plan(state: ClusterState, workload: Workload, *, setback: bool) -> None:

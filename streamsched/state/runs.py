@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 #: Back-off after an infrastructure failure: doubles from the first to the last.
 _SETBACK_FIRST_MS = 15 * SECOND
 _SETBACK_LAST_MS = 30 * MINUTE
+#: Back-off of unallocated work that was displaced: doubles from the first to the last.
+_EVICTION_FIRST_MS = 1 * MINUTE
+_EVICTION_LAST_MS = 30 * MINUTE
 
 
 def bind(state: ClusterState, workload: Workload, run: Run) -> None:
@@ -57,7 +60,7 @@ def bind(state: ClusterState, workload: Workload, run: Run) -> None:
         )
         run.places[node_id] = place.command
         state.issue(place)
-    state.budgets.hold(workload.budget, run.gpus, now, charged=allocated)
+    state.budgets.hold(workload.budget, run.units, now, charged=allocated)
     run.deadline_ms = start_by
     state.timers.set(workload)
 
@@ -86,16 +89,17 @@ def _note_start(state: ClusterState, workload: Workload, run: Run, node_id: str)
     workload.setbacks = 0
     state.touch(workload)
     if workload.is_allocated:
-        least = workload.effective_min_ms
+        least = run.min_ms
+        workload.budget.live_runs[(workload.id, run.attempt)] = workload
         run.protected_until_ms = until = state.now_ms + least
         if run.commitment is Commitment.WHOLE:
             run.commitment = Commitment.REST
-            whole, summed = run.gpus * least, run.gpus * until
+            whole, summed = run.units * least, run.units * until
             for budget in workload.budget.path:
                 budget.commitment_fixed -= whole
-                budget.commitment_gpus += run.gpus
+                budget.commitment_gpus += run.units
                 budget.commitment_sum += summed
-            state.timers.protect(workload, until)
+        state.timers.protect(workload, until)
     state.timers.set(workload)
 
 
@@ -157,9 +161,11 @@ def _give_back(state: ClusterState, workload: Workload, run: Run, node: Node) ->
     mask = run.held.pop(node.id)
     node.held.pop(key, None)
     node.preemptible.pop(key, None)
+    node.unprotected.pop(key, None)
+    workload.budget.live_runs.pop(key, None)
     state.inventory.refile(node)
     state.dispatch.settle(node.id, key)
-    state.budgets.hold(workload.budget, -mask.bit_count(), state.now_ms, charged=workload.is_allocated)
+    state.budgets.hold(workload.budget, -mask.bit_count() * run.rate, state.now_ms, charged=workload.is_allocated)
     drop_commitment(state, workload)
     state.touch(workload)
     state.effects.nodes[node.id] = None
@@ -204,10 +210,12 @@ def stop(state: ClusterState, workload: Workload, reason: StopReason, beneficiar
     drop_commitment(state, workload)
     state.touch(workload)
     key = (workload.id, run.attempt)
+    workload.budget.live_runs.pop(key, None)
     grace = state.policy.grace_ms if workload.is_allocated else state.policy.unallocated_grace_ms
     for node_id in run.held:
         node = state.nodes[node_id]
-        if node.preemptible.pop(key, None) is not None:
+        preemptible = node.preemptible.pop(key, None) or node.unprotected.pop(key, None)
+        if preemptible is not None:
             state.inventory.refile(node)
         state.effects.nodes[node_id] = None
         state.issue(
@@ -244,9 +252,26 @@ def _end(state: ClusterState, workload: Workload, run: Run) -> None:
     elif run.stop is StopReason.TIMED_OUT:
         finish(state, workload, Phase.TIMED_OUT, f"ran for {format_duration(workload.timeout_ms or 0)}, its timeout")
     elif may_requeue:
+        _back_off(state, workload, run)
         back_to_queue(state, workload, hold=False)
     else:
         finish(state, workload, Phase.PREEMPTED, f"preempted for {run.beneficiary}, and it cannot be resumed")
+
+
+def _back_off(state: ClusterState, workload: Workload, run: Run) -> None:
+    """Let unallocated work that is displaced again and again wait longer each time, until a run has lasted as long."""
+    if workload.is_allocated or run.stop is not StopReason.PREEMPTED:
+        return
+    if workload.evictions:
+        last = _eviction_wait(workload.evictions)
+        if run.started_ms is not None and (run.stop_ms or 0) - run.started_ms >= last:
+            workload.evictions = 0
+    workload.evictions += 1
+    workload.held_until_ms = state.now_ms + _eviction_wait(workload.evictions)
+
+
+def _eviction_wait(evictions: int) -> int:
+    return min(_EVICTION_FIRST_MS << min(evictions - 1, 20), _EVICTION_LAST_MS)
 
 
 def back_to_queue(state: ClusterState, workload: Workload, *, hold: bool) -> None:
@@ -267,13 +292,17 @@ def back_to_queue(state: ClusterState, workload: Workload, *, hold: bool) -> Non
         wait = min(_SETBACK_FIRST_MS << min(workload.setbacks - 1, 20), _SETBACK_LAST_MS)
         workload.held_until_ms = now + wait
         state.timers.set(workload)
+    elif workload.held_until_ms > now:
+        state.timers.set(workload)
     else:
-        state.backlog_of(workload).add(workload)
+        state.queue(workload)
 
 
 def finish(state: ClusterState, workload: Workload, phase: Phase, reason: str) -> None:
     """Take a workload that is over out of the living, and remember it for a while."""
     state.touch(workload)
+    if state.reservations.pop(workload.id, None) is not None:
+        state.matured += 1
     workload.phase = phase
     workload.run = None
     del state.workloads[workload.id]
@@ -334,19 +363,33 @@ def dequeue(state: ClusterState, workload: Workload) -> None:
     state.touch(workload)
 
 
+def end_protection(state: ClusterState, workload: Workload) -> None:
+    """Let a run be a victim from now on, at the exact end of its protected time."""
+    drop_commitment(state, workload)
+    run = workload.run
+    if run is None:
+        return
+    for node_id, mask in run.held.items():
+        node = state.nodes[node_id]
+        node.unprotected[(workload.id, run.attempt)] = mask
+        state.inventory.refile(node)
+        state.effects.nodes[node_id] = None
+    state.touch(workload)
+
+
 def drop_commitment(state: ClusterState, workload: Workload) -> None:
     """Stop counting a run's protected time as committed: it is over, or will not come."""
     run = workload.run
     if run is None or run.commitment is Commitment.NONE:
         return
     if run.commitment is Commitment.WHOLE:
-        whole = run.gpus * workload.effective_min_ms
+        whole = run.units * run.min_ms
         for budget in workload.budget.path:
             budget.commitment_fixed -= whole
     else:
-        summed = run.gpus * (run.protected_until_ms or 0)
+        summed = run.units * (run.protected_until_ms or 0)
         for budget in workload.budget.path:
-            budget.commitment_gpus -= run.gpus
+            budget.commitment_gpus -= run.units
             budget.commitment_sum -= summed
     run.commitment = Commitment.NONE
     for budget in workload.budget.path:

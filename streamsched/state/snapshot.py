@@ -18,9 +18,11 @@ from streamsched.model.commands import AnyCommand, Command, StopReason
 from streamsched.model.events import NodeHealth, Seat
 from streamsched.model.policy import Policy
 from streamsched.state.cluster import LAYOUT, ClusterState, SourceGap
-from streamsched.state.inventory import Node
+from streamsched.state.disruption import DisruptionBudget
+from streamsched.state.inventory import Drain, Node
+from streamsched.state.reservations import Reservation
 from streamsched.state.usage import Budget, BudgetTree, SlidingUse
-from streamsched.state.workloads import Commitment, Finished, Phase, Run, Workload
+from streamsched.state.workloads import Commitment, Finished, Phase, Run, Workload, is_unprotected
 
 _COMMAND: TypeAdapter[Command] = TypeAdapter(AnyCommand)
 
@@ -58,6 +60,10 @@ def freeze(state: ClusterState) -> bytes:
             "void": [[why, state.void[why]] for why in sorted(state.void)],
             "unacknowledged": [command.model_dump(mode="json") for command in state.unanswered_commands()],
             "sent": state.dispatch.resends(),
+            "reservations": [
+                [r.workload, r.pool, r.nodes, r.start_ms, r.since_ms, r.cursor] for r in state.reservations.values()
+            ],
+            "disruption": [[pool, d.spent, d.as_of_ms] for pool, d in sorted(state.disruption.items())],
             "hashed": state.hashed,
             "next_hash": state.next_hash,
         },
@@ -104,6 +110,11 @@ def thaw(data: bytes) -> ClusterState:
         command = _COMMAND.validate_json(orjson.dumps(item))
         state.dispatch.unacknowledged.setdefault(command.node, {})[command.command] = command
     state.dispatch.sent = deque((when, node, command) for when, node, command in fields["sent"])
+    for id_, pool, names, start_ms, since_ms, cursor in fields["reservations"]:
+        state.reservations[id_] = Reservation(id_, pool, tuple(names), start_ms, since_ms, cursor)
+        state.timers.reserve(state.reservations[id_], state.policy.reservation_overrun_ms)
+    for pool, spent, as_of_ms in fields["disruption"]:
+        state.disruption[pool] = DisruptionBudget(spent, as_of_ms)
     state.hashed = fields["hashed"]
     state.next_hash = fields["next_hash"]
     return state
@@ -198,6 +209,7 @@ def _node_out(node: Node) -> dict[str, Any]:
         "health": node.health,
         "reason": node.reason,
         "since_ms": node.since_ms,
+        "drain": node.drain,
         "orphans": [[*key, node.orphans[key]] for key in sorted(node.orphans)],
     }
 
@@ -205,6 +217,7 @@ def _node_out(node: Node) -> dict[str, Any]:
 def _node_in(item: dict[str, Any]) -> Node:
     node = Node(item["id"], item["pool"], item["gpus"], tuple(item["domains"]), item["since_ms"])
     node.boot, node.health, node.reason = item["boot"], NodeHealth(item["health"]), item["reason"]
+    node.drain = Drain(item["drain"])
     node.orphans = {(workload, attempt): mask for workload, attempt, mask in item["orphans"]}
     return node
 
@@ -228,6 +241,7 @@ _PLAIN = (
     "queued_ms",
     "requeued",
     "setbacks",
+    "evictions",
     "held_until_ms",
     "cancelled",
 )
@@ -255,6 +269,8 @@ def _run_out(run: Run) -> dict[str, Any]:
         "attempt": run.attempt,
         "seats": [[seat.rank, seat.node, seat.gpu_mask] for seat in run.seats],
         "gpus": run.gpus,
+        "rate": run.rate,
+        "min_ms": run.min_ms,
         "decided_at": run.decided_at,
         "planned_ms": run.planned_ms,
         "held": [[node, mask] for node, mask in run.held.items()],
@@ -277,6 +293,7 @@ def _run_out(run: Run) -> dict[str, Any]:
 def _run_in(item: dict[str, Any]) -> Run:
     seats = tuple(Seat(rank=rank, node=node, gpu_mask=mask) for rank, node, mask in item["seats"])
     run = Run(item["attempt"], seats, item["gpus"], item["decided_at"], item["planned_ms"])
+    run.rate, run.min_ms = item["rate"], item["min_ms"]
     run.held = dict(item["held"])
     run.awaited = dict(item["awaited"])
     run.places = dict(item["places"])
@@ -294,7 +311,8 @@ def _restore_workload(state: ClusterState, restored: tuple[Workload, bool]) -> N
     workload, filed = restored
     state.workloads[workload.id] = workload
     if filed:
-        (state.allocated if workload.is_allocated else state.unallocated).add(workload)
+        state.backlog_of(workload).add(workload)
+        state.timers.await_patience(workload, state.policy, state.now_ms)
     run = workload.run
     key = (workload.id, workload.attempt)
     if run is None:
@@ -308,11 +326,15 @@ def _restore_workload(state: ClusterState, restored: tuple[Workload, bool]) -> N
     for node_id, mask in run.held.items():
         node = state.nodes[node_id]
         node.held[key] = mask
-        if not workload.is_allocated and run.stop is None:
+        if run.stop is None and not workload.is_allocated:
             node.preemptible[key] = mask
+        elif run.stop is None and is_unprotected(workload, state.now_ms):
+            node.unprotected[key] = mask
     for node_id in dict.fromkeys(seat.node for seat in run.seats):
         if node_id in state.nodes:
             state.inventory.refile(state.nodes[node_id])
     state.timers.set(workload)
-    if run.commitment is Commitment.REST and run.protected_until_ms is not None:
-        state.timers.protect(workload, run.protected_until_ms)
+    if workload.phase is Phase.RUNNING and run.protected_until_ms is not None:
+        workload.budget.live_runs[key] = workload
+        if run.protected_until_ms > state.now_ms:
+            state.timers.protect(workload, run.protected_until_ms)

@@ -9,10 +9,14 @@ import heapq
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from streamsched.state.workloads import Commitment, Phase, Workload
+from streamsched.state.workloads import Phase, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from streamsched.model.policy import Policy
+    from streamsched.state.cluster import ClusterState
+    from streamsched.state.reservations import Reservation
 
 
 class Due(IntEnum):
@@ -22,12 +26,16 @@ class Due(IntEnum):
     PLAN_EXPIRES = 1
     START_DEADLINE = 2
     TIMEOUT = 3
+    #: It has waited long enough for others to be preempted for it, or for nodes to be reserved.
+    PATIENCE_OVER = 4
+    RESERVATION_DUE = 5
+    RESERVATION_OVER = 6
 
 
 #: What the deadline of a run means in each phase.
 _DUE_IN = {Phase.PLANNED: Due.PLAN_EXPIRES, Phase.BOUND: Due.START_DEADLINE, Phase.RUNNING: Due.TIMEOUT}
 
-#: When, what, and for which attempt of which workload.
+#: When, what, and for which attempt (of a reservation: which cursor) of which workload.
 _Timer = tuple[int, Due, str, int]
 
 
@@ -51,16 +59,40 @@ class Timers:
         elif run.deadline_ms is not None and workload.phase in _DUE_IN:
             heapq.heappush(self._deadlines, (run.deadline_ms, _DUE_IN[workload.phase], workload.id, workload.attempt))
 
+    def await_patience(self, workload: Workload, policy: Policy, now_ms: int) -> None:
+        """Set when a waiting workload may have others preempted for it, and when nodes may be reserved for it."""
+        if not workload.is_allocated:
+            return
+        moments = [policy.patience_ms]
+        if workload.ranks > 1 and policy.reservations:
+            moments.append(policy.reserve_after_ms)
+        for moment in moments:
+            if moment and workload.queued_ms + moment > now_ms:
+                heapq.heappush(
+                    self._deadlines, (workload.queued_ms + moment, Due.PATIENCE_OVER, workload.id, workload.attempt)
+                )
+
+    def reserve(self, reservation: Reservation, overrun_ms: int) -> None:
+        """Set the start and the end of a reservation."""
+        due_ms, id_ = reservation.start_ms, reservation.workload
+        heapq.heappush(self._deadlines, (due_ms, Due.RESERVATION_DUE, id_, reservation.cursor))
+        heapq.heappush(self._deadlines, (due_ms + overrun_ms, Due.RESERVATION_OVER, id_, reservation.cursor))
+
     def protect(self, workload: Workload, until_ms: int) -> None:
-        """Set the end of a run's protection. It wakes nobody: nothing is decided on it yet."""
+        """Set the end of a run's protection."""
         heapq.heappush(self._protections, (until_ms, workload.id, workload.attempt))
 
-    def next_ms(self, workloads: Mapping[str, Workload]) -> int | None:
-        """Return when the next deadline comes due; forgets those that were overtaken."""
-        deadlines = self._deadlines
-        while deadlines and not _is_pending(deadlines[0], workloads):
+    def next_ms(self, state: ClusterState) -> int | None:
+        """Return when the next deadline or end of a protection comes due; forgets those that were overtaken."""
+        deadlines, protections = self._deadlines, self._protections
+        while deadlines and not _is_pending(deadlines[0], state):
             heapq.heappop(deadlines)
-        return deadlines[0][0] if deadlines else None
+        while protections and _protected(protections[0], state.workloads) is None:
+            heapq.heappop(protections)
+        first = deadlines[0][0] if deadlines else None
+        if protections and (first is None or protections[0][0] < first):
+            return protections[0][0]
+        return first
 
     def is_any_due(self, now_ms: int) -> bool:
         """Whether a deadline or a protection ends by now, or seems to."""
@@ -68,36 +100,43 @@ class Timers:
             return True
         return bool(self._protections) and self._protections[0][0] <= now_ms
 
-    def come_due(self, now_ms: int, workloads: Mapping[str, Workload]) -> Iterator[tuple[Due, Workload]]:
+    def come_due(self, state: ClusterState) -> Iterator[tuple[Due, Workload]]:
         """Yield what comes due by now, in order; what one does may overtake the next."""
         deadlines = self._deadlines
-        while deadlines and deadlines[0][0] <= now_ms:
+        while deadlines and deadlines[0][0] <= state.now_ms:
             timer = heapq.heappop(deadlines)
-            if _is_pending(timer, workloads):
-                yield timer[1], workloads[timer[2]]
+            if _is_pending(timer, state):
+                yield timer[1], state.workloads[timer[2]]
 
     def protections_over(self, now_ms: int, workloads: Mapping[str, Workload]) -> Iterator[Workload]:
         """Yield the workloads whose protection has ended by now."""
         protections = self._protections
         while protections and protections[0][0] <= now_ms:
-            until_ms, id_, attempt = heapq.heappop(protections)
-            workload = workloads.get(id_)
-            run = workload.run if workload is not None else None
-            if (
-                workload is not None
-                and run is not None
-                and run.commitment is Commitment.REST
-                and (run.attempt, run.protected_until_ms) == (attempt, until_ms)
-            ):
+            workload = _protected(heapq.heappop(protections), workloads)
+            if workload is not None:
                 yield workload
 
 
-def _is_pending(timer: _Timer, workloads: Mapping[str, Workload]) -> bool:
-    due_ms, due, id_, attempt = timer
+def _protected(protection: tuple[int, str, int], workloads: Mapping[str, Workload]) -> Workload | None:
+    """Return the workload whose run is still under this protection."""
+    until_ms, id_, attempt = protection
     workload = workloads.get(id_)
-    if workload is None or workload.attempt != attempt:
+    if workload is None or workload.phase is not Phase.RUNNING or workload.run is None:
+        return None
+    return workload if (workload.run.attempt, workload.run.protected_until_ms) == (attempt, until_ms) else None
+
+
+def _is_pending(timer: _Timer, state: ClusterState) -> bool:
+    due_ms, due, id_, number = timer
+    if due is Due.RESERVATION_DUE or due is Due.RESERVATION_OVER:
+        reservation = state.reservations.get(id_)
+        return reservation is not None and reservation.cursor == number
+    workload = state.workloads.get(id_)
+    if workload is None or workload.attempt != number:
         return False
     if due is Due.HOLD_OVER:
         return workload.run is None and workload.queue_key is None and workload.held_until_ms == due_ms
+    if due is Due.PATIENCE_OVER:
+        return workload.queue_key is not None
     # The time is compared too: an id that was forgotten may live again, with attempts from 1.
     return _DUE_IN.get(workload.phase) is due and workload.run is not None and workload.run.deadline_ms == due_ms

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from streamsched.model.events import BudgetShare
+    from streamsched.state.workloads import Workload
 
 
 class SlidingUse:
@@ -69,6 +70,7 @@ class Budget:
         "commitment_sum",
         "fraction_nano",
         "id",
+        "live_runs",
         "parent",
         "path",
         "queued_gpus",
@@ -97,6 +99,8 @@ class Budget:
         self.commitment_sum = 0
         #: Commitment of runs that have not: GPUs x effective min runtime.
         self.commitment_fixed = 0
+        #: Allocated runs of this leaf that have started and are not being stopped, by workload and attempt.
+        self.live_runs: dict[tuple[str, int], Workload] = {}
         #: GPUs of allocated requests that wait.
         self.queued_gpus = 0
         #: Quotas in force: (capacity integral when it began, quota).

@@ -42,8 +42,8 @@ class Phase(StrEnum):
 
 _FINAL = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED, Phase.PREEMPTED, Phase.TIMED_OUT, Phase.REJECTED})
 
-#: Pool (or None for any), GPUs per rank, ranks: workloads of one shape fit alike.
-Shape = tuple[str | None, int, int]
+#: Pool (or None for any), GPUs per rank, ranks, effective min runtime: workloads of one shape fit alike.
+Shape = tuple[str | None, int, int, int]
 
 #: Orders one leaf: priority (larger first), requeued before new, present enqueue, id.
 QueueKey = tuple[int, int, int, str]
@@ -57,6 +57,7 @@ class Workload:
         "budget",
         "cancelled",
         "command",
+        "evictions",
         "gpus",
         "gpus_per_rank",
         "held_until_ms",
@@ -102,6 +103,8 @@ class Workload:
         self.requeued = False
         #: Infrastructure failures in a row; each doubles the back-off before the next attempt.
         self.setbacks = 0
+        #: Times in a row that it was displaced while unallocated; each doubles the back-off before the next attempt.
+        self.evictions = 0
         #: While in the future, it is queued but not looked at.
         self.held_until_ms = 0
         #: Somebody cancelled it while it ran: it ends cancelled, whatever else happens.
@@ -125,7 +128,7 @@ class Workload:
     @property
     def shape(self) -> Shape:
         """What decides where it fits."""
-        return (self.pool, self.gpus_per_rank, self.ranks)
+        return (self.pool, self.gpus_per_rank, self.ranks, self.effective_min_ms)
 
     @property
     def effective_min_ms(self) -> int:
@@ -183,9 +186,11 @@ class Run:
         "gpus",
         "held",
         "infrastructure",
+        "min_ms",
         "places",
         "planned_ms",
         "protected_until_ms",
+        "rate",
         "seats",
         "started_ms",
         "started_on",
@@ -199,6 +204,9 @@ class Run:
         #: One for each rank, in rank order.
         self.seats = seats
         self.gpus = gpus
+        #: What a GPU of its pool costs, and its protected time: both fixed when it was placed.
+        self.rate = 1
+        self.min_ms = 0
         #: The cursor of the proposal that placed it.
         self.decided_at = decided_at
         self.planned_ms = now_ms
@@ -229,6 +237,11 @@ class Run:
         self.stopped = 0
         self.infrastructure = 0
 
+    @property
+    def units(self) -> int:
+        """What it is charged for each unit of time."""
+        return self.gpus * self.rate
+
 
 class Finished:
     """What is remembered of a workload that has ended, so that a retry or a late report is recognised."""
@@ -245,3 +258,9 @@ class Finished:
         self.at_ms = at_ms
         self.attempts = attempts
         self.fingerprint = fingerprint
+
+
+def is_unprotected(workload: Workload, now_ms: int) -> bool:
+    """Whether its allocated run is past its protection. At the very end of the protected time it is."""
+    until_ms = workload.run.protected_until_ms if workload.run is not None else None
+    return workload.phase is Phase.RUNNING and until_ms is not None and until_ms <= now_ms
