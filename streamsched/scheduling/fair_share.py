@@ -9,7 +9,7 @@ Source: `fair-share.md`, section 4.1.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from streamsched.model.events import ShareLine
 
@@ -21,8 +21,22 @@ if TYPE_CHECKING:
     from streamsched.state.usage import Budget
     from streamsched.state.workloads import QueueKey
 
-#: What a budget used, with what it has committed; and what it is entitled to.
-Standing = tuple[int, int, int]
+
+class Standing(NamedTuple):
+    """What a budget used, with what it has committed; and what it is entitled to, in GPU-milliseconds.
+
+    `above` says that it holds its quota or more at this moment; it is False where the policy's order does not ask.
+    """
+
+    charged: int
+    committed: int
+    entitled: int
+    above: bool = False
+
+    @property
+    def used(self) -> int:
+        """What is compared with the entitlement: charged and committed."""
+        return self.charged + self.committed
 
 
 def standing(budget: Budget, draft: Draft, *, allocated: bool) -> Standing:
@@ -32,24 +46,26 @@ def standing(budget: Budget, draft: Draft, *, allocated: bool) -> Standing:
     """
     if allocated:
         committed = budget.committed_gpu_ms(draft.now_ms) + draft.committed.get(budget, 0)
-        return budget.charged_gpu_ms(draft.now_ms), committed, budget.entitled_gpu_ms(draft.now_ms)
-    return budget.unallocated_gpu_ms(draft.now_ms), 0, 0 if budget.closed else budget.quota_nano
+        return Standing(budget.charged_gpu_ms(draft.now_ms), committed, budget.entitled_gpu_ms(draft.now_ms))
+    return Standing(budget.unallocated_gpu_ms(draft.now_ms), 0, 0 if budget.closed else budget.quota_nano)
 
 
 def comes_before(one: Standing, other: Standing) -> bool | None:
     """Return whether the first has the smaller usage ratio; None when they are equal.
 
-    >>> comes_before((0, 0, 10), (1, 0, 10))
+    >>> comes_before(Standing(0, 0, 10), Standing(1, 0, 10))
     True
-    >>> comes_before((1, 1, 10), (4, 0, 20)) is None
+    >>> comes_before(Standing(1, 1, 10), Standing(4, 0, 20)) is None
     True
-    >>> comes_before((0, 0, 0), (99, 0, 1))
+    >>> comes_before(Standing(0, 0, 0), Standing(99, 0, 1))
     False
     """
-    if one[2] == 0 or other[2] == 0:
-        return None if one[2] == other[2] else one[2] != 0
-    left = (one[0] + one[1]) * other[2]
-    right = (other[0] + other[1]) * one[2]
+    if one.entitled == 0 or other.entitled == 0:
+        return None if one.entitled == other.entitled else one.entitled != 0
+    if one.above is not other.above:
+        return other.above
+    left = one.used * other.entitled
+    right = other.used * one.entitled
     return None if left == right else left < right
 
 
