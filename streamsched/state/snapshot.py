@@ -85,7 +85,7 @@ def thaw(data: bytes) -> ClusterState:
     fields: dict[str, Any] = orjson.loads(data)
     if fields.get("layout") != LAYOUT:
         raise ValueError(f"the snapshot has layout {fields.get('format')!r}, not {LAYOUT}; fold the ledger instead")
-    state = ClusterState(Policy.model_validate(fields["policy"]))
+    state = ClusterState(Policy.model_validate_json(orjson.dumps(fields["policy"])))
     state.next_cursor = fields["next_cursor"]
     state.now_ms = fields["now_ms"]
     state.protocol = fields["protocol"]
