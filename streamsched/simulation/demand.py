@@ -7,8 +7,8 @@ to which virtual cluster (VC) it belonged. What it does not say, and what schedu
 - **Contract.** A share of the jobs, 20 % unless said otherwise, asks for unallocated time: min runtime 0. Which ones
   is drawn from the job's id and a seed, so that the same job draws the same in any stretch of the trace. The others
   declare their true run time, rounded up to the next of 5 min, 15 min, 30 min, 1 h, 2 h, 4 h and 8 h, and 8 h when it
-  is longer: what people who know their work would say, within the cap of the policy. All work may be resumed; a
-  resumed attempt runs for its whole true time again, since nobody knows where it would have gone on.
+  is longer: what people who know their work would say, within the cap of the policy. All work may be resumed, and goes
+  on where it was stopped (see `streamsched.simulation.virtual_cluster`).
 - **Team.** A VC is a leaf of the budget tree. Its quota is its number of nodes in the list of VC sizes over the sum of
   all; a VC that the list does not name counts as one node.
 - **Time.** The trace has US Pacific wall clock times. They become UTC; the hour that the end of summer time repeats is
