@@ -17,6 +17,13 @@ Positive = Annotated[int, Field(ge=1, le=366 * DAY)]
 Duration = Annotated[int, Field(ge=0, le=366 * DAY)]
 
 
+class Scheme(StrEnum):
+    """Who decides: hierarchical fair share, or the priority scheduler that it replaces, for comparison."""
+
+    FAIR_SHARE = "fair_share"
+    PRIORITY = "priority"
+
+
 class Order(StrEnum):
     """How siblings are ordered: by the use of the whole window, or those that hold less than their quota now first."""
 
@@ -59,6 +66,10 @@ class Policy(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
+    scheme: Scheme = Field(
+        default=Scheme.FAIR_SHARE,
+        description="Fair share by budgets; or priorities across teams, each with a limit of GPUs that nobody preempts.",
+    )
     window_ms: Positive = Field(default=7 * DAY, description="The lookback window over which usage counts.")
     min_runtime_floor_ms: Positive = Field(
         default=5 * MINUTE, description="The shortest min runtime that allocated work may ask for."

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 from streamsched.errors import LedgerGapError
 from streamsched.model.commands import Effects
 from streamsched.model.events import Tick
-from streamsched.scheduling.decision import decide
+from streamsched.scheduling.schemes import decide
 from streamsched.state.cluster import ClusterState
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from streamsched.model.events import Record, RoundProposed, StateHashed
 
 
@@ -26,10 +28,20 @@ class Scheduler:
 
     At most one event of ours is in flight: whoever appends what `next_event` gives calls `appended` with its cursor,
     and nothing more comes before that cursor was taken.
+
+    Args:
+        state: What was folded before; nothing when None.
+        decide: What makes the proposals. The policy in force says which rules it follows, unless something else does.
     """
 
-    def __init__(self, state: ClusterState | None = None) -> None:
+    def __init__(
+        self,
+        state: ClusterState | None = None,
+        *,
+        decide: Callable[[ClusterState], RoundProposed | None] = decide,
+    ) -> None:
         self.state = ClusterState() if state is None else state
+        self._decide = decide
         self._in_flight: int | None = None
         self._hash: StateHashed | None = None
         #: What the state was like when there was last nothing to decide.
@@ -76,7 +88,7 @@ class Scheduler:
                 return due
         stirred = state.stirred
         if self._settled != stirred:
-            proposal = decide(state)
+            proposal = self._decide(state)
             if proposal is not None:
                 return proposal
             self._settled = stirred

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from streamsched.model.commands import StopReason
 from streamsched.model.events import TakeRule
+from streamsched.model.policy import Scheme
 from streamsched.model.quantities import WHOLE
-from streamsched.state import runs
+from streamsched.state import limits, runs
 from streamsched.state.disruption import DisruptionBudget
 from streamsched.state.reasons import Ignored, Void
 from streamsched.state.reservations import Reservation
@@ -124,6 +125,8 @@ def _accept(state: ClusterState, item: ProposedPlacement) -> None:
 
 def _protected_time(state: ClusterState, workload: Workload, run: Run) -> int:
     """Return how long a run will be protected: what it asked for, and less if the policy says so above a quota."""
+    if state.policy.scheme is Scheme.PRIORITY:
+        return limits.protected_time(workload.budget, run.units, state.budgets.capacity_gpus)
     most = state.policy.over_quota_protection_ms
     wanted = workload.effective_min_ms
     if most is None or wanted <= most:

@@ -1,0 +1,23 @@
+"""Which function decides: the policy says so, so a replay knows by what rules each proposal was made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, assert_never
+
+from streamsched.model.policy import Scheme
+from streamsched.scheduling import decision, priority
+
+if TYPE_CHECKING:
+    from streamsched.model.events import RoundProposed
+    from streamsched.state.cluster import ClusterState
+
+
+def decide(state: ClusterState) -> RoundProposed | None:
+    """Choose what to do now by the scheme of the policy in force."""
+    match state.policy.scheme:
+        case Scheme.FAIR_SHARE:
+            return decision.decide(state)
+        case Scheme.PRIORITY:
+            return priority.decide(state)
+        case _:
+            assert_never(state.policy.scheme)
