@@ -9,28 +9,35 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from streamsched.model.policy import Policy
+    from streamsched.scheduling.fair_share import Standing
     from streamsched.scheduling.preemption import Choice
     from streamsched.state.cluster import ClusterState
     from streamsched.state.inventory import Node, Pool, Room, RunKey
+    from streamsched.state.reservations import Reservation
     from streamsched.state.usage import Budget
+    from streamsched.state.workloads import Shape
 
 
 class DraftPool:
     """One pool under a draft: its rooms, and the GPUs of the nodes that were touched."""
 
-    __slots__ = ("cheapest", "free", "nodes", "pool", "reclaimable", "touched", "victims")
+    __slots__ = ("cheapest", "free", "nodes", "pool", "reclaimable", "takeable", "touched", "victims")
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.nodes = pool.nodes
         self.free: Room = pool.free.copy()
         self.reclaimable: Room = pool.reclaimable.copy()
-        #: Of touched nodes, by index: the free GPUs, and the number of reclaimable ones.
-        self.touched: dict[int, tuple[int, int]] = {}
+        self.takeable: Room = pool.takeable.copy()
+        #: Of touched nodes, by index: the free GPUs, and the numbers of reclaimable and of takeable ones.
+        self.touched: dict[int, tuple[int, int, int]] = {}
         #: Runs that this decision stops.
         self.victims: set[RunKey] = set()
-        #: Which runs make room for one more rank at the least cost, by size of the rank and node index, as far as that
-        #: was asked since the node was last touched.
+        #: Which unallocated runs make room for one more rank at the least cost, by size of the rank and node index, as
+        #: far as that was asked since the node was last touched.
         self.cheapest: dict[int, dict[int, Choice | None]] = {}
 
     def free_mask(self, node: Node) -> int:
@@ -44,6 +51,12 @@ class DraftPool:
             return node.preemptible
         return {key: mask for key, mask in node.preemptible.items() if key not in self.victims}
 
+    def unprotected(self, node: Node) -> dict[RunKey, int]:
+        """Return the allocated runs of a node past their protection that this decision has not stopped."""
+        if not self.victims:
+            return node.unprotected
+        return {key: mask for key, mask in node.unprotected.items() if key not in self.victims}
+
     def take(self, node: Node, mask: int) -> None:
         """Give away free GPUs of a node."""
         self._refile(node, self.free_mask(node) & ~mask)
@@ -56,16 +69,22 @@ class DraftPool:
 
     def _refile(self, node: Node, free: int) -> None:
         before = self.touched.get(node.index)
-        free_before, reclaimable_before = (
-            (node.filed_free, node.filed_reclaimable) if before is None else (before[0].bit_count(), before[1])
+        free_before, reclaimable_before, takeable_before = (
+            (node.filed_free, node.filed_reclaimable, node.filed_takeable)
+            if before is None
+            else (before[0].bit_count(), before[1], before[2])
         )
         mask = free
         for held in self.preemptible(node).values():
             mask |= held
         reclaimable = mask.bit_count()
+        for held in self.unprotected(node).values():
+            mask |= held
+        takeable = mask.bit_count()
         self.free.move(node.index, free_before, free.bit_count())
         self.reclaimable.move(node.index, reclaimable_before, reclaimable)
-        self.touched[node.index] = (free, reclaimable)
+        self.takeable.move(node.index, takeable_before, takeable)
+        self.touched[node.index] = (free, reclaimable, takeable)
         for known in self.cheapest.values():
             known.pop(node.index, None)
 
@@ -73,7 +92,7 @@ class DraftPool:
 class Draft:
     """A decision in the making: the state, and what is no longer there for whoever comes next."""
 
-    __slots__ = ("committed", "now_ms", "pools", "state", "taken")
+    __slots__ = ("_headroom", "_reserved", "committed", "given", "now_ms", "pools", "standings", "state", "taken")
 
     def __init__(self, state: ClusterState) -> None:
         self.state = state
@@ -81,6 +100,12 @@ class Draft:
         self.pools: dict[str, DraftPool] = {}
         #: Commitment that this decision adds, by budget.
         self.committed: dict[Budget, int] = {}
+        #: Units that this decision gives to allocated work, by budget.
+        self.given: dict[Budget, int] = {}
+        #: What allocated budgets stand at, as far as that was asked since they were last given something.
+        self.standings: dict[Budget, Standing] = {}
+        self._headroom: dict[str, int] = {}
+        self._reserved: dict[str, int] = {}
         #: How many workloads were taken from the front of each queue, by leaf and shape.
         self.taken: dict[object, int] = {}
 
@@ -95,3 +120,71 @@ class Draft:
         """Count the protected time of a placement at once, so that a leaf does not win every turn of one decision."""
         for budget in leaf.path:
             self.committed[budget] = self.committed.get(budget, 0) + gpu_ms
+            self.standings.pop(budget, None)
+
+    def give(self, leaf: Budget, units: int) -> None:
+        """Count what a placement of allocated work holds, where the order asks for what is held now."""
+        for budget in leaf.path:
+            self.given[budget] = self.given.get(budget, 0) + units
+            self.standings.pop(budget, None)
+
+    def nodes_for(self, pool: Pool, shape: Shape, *, allocated: bool, claimant: str | None = None) -> int:
+        """Return the nodes of a pool, as bits, that a gang may use now, or might once something on them has ended.
+
+        Headroom nodes take only short and unallocated work. Reserved nodes take what leaves them in time: unallocated
+        work until shortly before the start, and allocated work whose protection ends before it. A gang that would not
+        fit beside the headroom nodes on an empty pool may use them all.
+
+        Source: `fair-share.md`, sections 4.8 and 4.10.
+        """
+        state = self.state
+        nodes = pool.working
+        headroom = self.headroom(pool)
+        if headroom and allocated and not is_short(shape, state.policy):
+            beside = sum(1 for node in self._each(pool, headroom) for _ in range(node.gpus // shape[1]))
+            if pool.healthy.slots(shape[1]) - beside >= shape[2]:
+                nodes &= ~headroom
+        for promise in state.reservations.values():
+            if promise.pool != pool.id or promise.workload == claimant:
+                continue
+            ends_ms = self.now_ms + state.policy.backfill_margin_ms + (shape[3] if allocated else 0)
+            if ends_ms > promise.start_ms:
+                nodes &= ~self.reserved(promise)
+        return nodes
+
+    def headroom(self, pool: Pool) -> int:
+        """Return the headroom nodes of a pool, as bits: the last ones that take work, so that most fill up first."""
+        known = self._headroom.get(pool.id)
+        if known is None:
+            per = self.state.policy.nodes_per_headroom_node
+            left = pool.working.bit_count() // per if per else 0
+            rest, known = pool.working, 0
+            while left:
+                bit = 1 << rest.bit_length() - 1
+                known |= bit
+                rest ^= bit
+                left -= 1
+            self._headroom[pool.id] = known
+        return known
+
+    def reserved(self, promise: Reservation) -> int:
+        """Return the nodes of a reservation, as bits."""
+        known = self._reserved.get(promise.workload)
+        if known is None:
+            known = 0
+            for id_ in promise.nodes:
+                known |= 1 << self.state.nodes[id_].index
+            self._reserved[promise.workload] = known
+        return known
+
+    @staticmethod
+    def _each(pool: Pool, nodes: int) -> Iterator[Node]:
+        while nodes:
+            bit = nodes & -nodes
+            nodes ^= bit
+            yield pool.nodes[bit.bit_length() - 1]
+
+
+def is_short(shape: Shape, policy: Policy) -> bool:
+    """Whether allocated work of a shape is short: few GPUs for a short time. It needs no patience and has headroom."""
+    return shape[1] * shape[2] <= policy.short_gpus and 0 < shape[3] <= policy.short_min_runtime_ms

@@ -2,7 +2,8 @@
 
 Siblings are ordered by usage ratio, (charged + committed) / entitled, compared by cross-multiplication so that equal
 means equal; a budget with no entitlement comes last. A tie goes to the sibling with the older waiting workload, then
-to the smaller id. Priority sorts inside a leaf and never leaves it.
+to the smaller id. Priority sorts inside a leaf and never leaves it. Where the policy's order is `due_first`, siblings
+that hold fewer GPUs now than their quota come before the others, and the ratio decides inside either class.
 
 Source: `fair-share.md`, section 4.1.
 """
@@ -12,6 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from streamsched.model.events import ShareLine
+from streamsched.model.policy import Order, UsageMode
+from streamsched.model.quantities import WHOLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,14 +47,29 @@ def standing(budget: Budget, draft: Draft, *, allocated: bool) -> Standing:
 
     Unallocated work is ordered by its own ledger: unallocated time over the quota.
     """
-    if allocated:
-        committed = budget.committed_gpu_ms(draft.now_ms) + draft.committed.get(budget, 0)
-        return Standing(budget.charged_gpu_ms(draft.now_ms), committed, budget.entitled_gpu_ms(draft.now_ms))
-    return Standing(budget.unallocated_gpu_ms(draft.now_ms), 0, 0 if budget.closed else budget.quota_nano)
+    if not allocated:
+        return Standing(budget.unallocated_gpu_ms(draft.now_ms), 0, 0 if budget.closed else budget.quota_nano)
+    now_ms, tree = draft.now_ms, budget.tree
+    charged, committed, entitled = (
+        budget.charged_gpu_ms(now_ms),
+        budget.committed_gpu_ms(now_ms),
+        budget.entitled_gpu_ms(now_ms),
+    )
+    if tree.counts_commitment:
+        committed += draft.committed.get(budget, 0)
+    if tree.usage is UsageMode.INSTANT:
+        charged += budget.held_for_instant(draft.given.get(budget, 0))
+    above = False
+    if draft.state.policy.order is Order.DUE_FIRST:
+        held = budget.charged.held + draft.given.get(budget, 0)
+        above = held * WHOLE >= budget.quota_nano * tree.capacity_gpus
+    return Standing(charged, committed, entitled, above)
 
 
 def comes_before(one: Standing, other: Standing) -> bool | None:
-    """Return whether the first has the smaller usage ratio; None when they are equal.
+    """Return whether the first goes before the other; None when they stand equal.
+
+    Those with no entitlement are last, then those at their quota or above, and among equals the smaller ratio decides.
 
     >>> comes_before(Standing(0, 0, 10), Standing(1, 0, 10))
     True
@@ -59,6 +77,8 @@ def comes_before(one: Standing, other: Standing) -> bool | None:
     True
     >>> comes_before(Standing(0, 0, 0), Standing(99, 0, 1))
     False
+    >>> comes_before(Standing(99, 0, 1), Standing(0, 0, 1, above=True))
+    True
     """
     if one.entitled == 0 or other.entitled == 0:
         return None if one.entitled == other.entitled else one.entitled != 0

@@ -16,14 +16,17 @@ from streamsched.model.events import (
     CommandAccepted,
     Event,
     LedgerSkipped,
+    NodeDrainChanged,
     NodeHealth,
     NodeHealthChanged,
     NodeInventoryReported,
+    NodeRepairBegan,
     PolicyAdopted,
     ProtocolActivated,
     Record,
     Rejected,
     RoundProposed,
+    RunExtended,
     RunReleased,
     RunStarted,
     StateHashed,
@@ -86,8 +89,9 @@ class ClusterState:
         self.unallocated = Backlog()
         self.inventory = Inventory()
         self.budgets = BudgetTree(policy.window_ms, policy.min_runtime_cap_ms)
+        self.budgets.follow(policy, 0)
         #: Health of nodes that have not yet said what they are.
-        self.awaited_nodes: dict[str, tuple[NodeHealth, str | None]] = {}
+        self.awaited_nodes: dict[str, tuple[NodeHealth, str | None, bool]] = {}
 
         #: The last sequence number folded, by source.
         self.sources: dict[str, int] = {}
@@ -110,6 +114,8 @@ class ClusterState:
 
         # Derived: set again by `thaw`, no part of the digest.
         self.timers = Timers()
+        #: Nodes on which nothing stays past its protection.
+        self.draining: dict[str, None] = {}
         #: Rises when time alone lets something be decided: a patience or a reservation that came due or ended.
         self.matured = 0
         self.effects = Effects()
@@ -177,6 +183,8 @@ class ClusterState:
         elif event.src is None or self._is_next_of_source(event.src, event.seq or 0):
             self._fold(event)
 
+        if self.draining:
+            machines.note_empty(self)
         if self.inventory.capacity_gpus != self.budgets.capacity_gpus:
             self.budgets.set_capacity(self.inventory.capacity_gpus, self.now_ms)
         if self.next_cursor == self.next_hash:
@@ -205,10 +213,16 @@ class ClusterState:
                 requests.cancel(self, event)
             case WorkloadReprioritized():
                 requests.reprioritize(self, event)
+            case RunExtended():
+                requests.extend(self, event)
             case BudgetTreeChanged():
                 requests.change_budgets(self, event)
             case PolicyAdopted():
                 requests.adopt(self, event)
+            case NodeDrainChanged():
+                machines.set_drain(self, event)
+            case NodeRepairBegan():
+                machines.begin_repair(self, event)
             case Rejected():
                 requests.reject(self, event)
             case StateHashed():
@@ -237,6 +251,8 @@ class ClusterState:
         now = self.now_ms
         self.budgets.advance(now)
         if self.timers.is_any_due(now):
+            for node in self.timers.holds_over(now, self.nodes):
+                machines.release_hold(self, node)
             for workload in self.timers.protections_over(now, self.workloads):
                 runs.end_protection(self, workload)
             for due, workload in self.timers.come_due(self):
@@ -257,6 +273,10 @@ class ClusterState:
                 self.matured += 1
             case Due.RESERVATION_OVER:
                 rounds.end_reservation(self, workload.id)
+            case Due.STOP_OVERDUE:
+                machines.give_up(self, workload)
+            case Due.WARNING:
+                runs.warn(self, workload)
             case Due.PLAN_EXPIRES:
                 rounds.fail_plan(self, workload, setback=True)
             case Due.START_DEADLINE:

@@ -13,12 +13,13 @@ from streamsched.model.events import BudgetTreeChanged
 from streamsched.model.quantities import format_duration
 from streamsched.state import rounds, runs
 from streamsched.state.reasons import Ignored
-from streamsched.state.workloads import Finished, Phase, Workload, contract_fingerprint
+from streamsched.state.workloads import Commitment, Finished, Phase, Workload, contract_fingerprint
 
 if TYPE_CHECKING:
     from streamsched.model.events import (
         PolicyAdopted,
         Rejected,
+        RunExtended,
         WorkloadCancelled,
         WorkloadReprioritized,
         WorkloadSubmitted,
@@ -99,6 +100,11 @@ def _objection_to(state: ClusterState, fact: WorkloadSubmitted, budget: Budget |
                 f"budget: {fact.budget!r} has a quota of 0, and allocated work needs one that covers it; "
                 "use another budget, or min_runtime_ms 0 for unallocated time"
             )
+    elif fact.interactive:
+        return (
+            "interactive: an interactive session is allocated work, and min_runtime_ms is 0; ask for a min runtime, or "
+            "leave interactive out"
+        )
     pools = list(state.inventory.candidates(fact.pool))
     if pools:
         largest = max(pool.installed.slots(fact.gpus_per_rank) for pool in pools)
@@ -156,6 +162,56 @@ def reprioritize(state: ClusterState, fact: WorkloadReprioritized) -> None:
     _answer(state, fact, ReceiptStatus.ACCEPTED)
 
 
+def extend(state: ClusterState, fact: RunExtended) -> None:
+    """Move the end of a session's protection, once for each run; the time is committed, and charged as it is used."""
+    workload = state.workloads.get(fact.workload)
+    run = workload.run if workload is not None else None
+    objection = _objection_to_extension(state, fact, workload)
+    if objection is not None or workload is None or run is None or run.protected_until_ms is None:
+        state.ignore(Ignored.UNKNOWN_WORKLOAD if workload is None else Ignored.ALREADY_SO)
+        _answer(state, fact, ReceiptStatus.REJECTED, objection)
+        return
+    run.extended_ms = fact.extra_ms
+    run.protected_until_ms += fact.extra_ms
+    if run.commitment is Commitment.REST:
+        added = run.units * fact.extra_ms
+        for budget in workload.budget.path:
+            budget.commitment_sum += added
+    state.timers.protect(workload, run.protected_until_ms)
+    run.warn_ms = run.protected_until_ms - state.policy.warning_ms
+    state.timers.warn(workload)
+    state.touch(workload)
+    for node_id in run.held:
+        state.effects.nodes[node_id] = None
+    _answer(state, fact, ReceiptStatus.ACCEPTED)
+
+
+def _objection_to_extension(state: ClusterState, fact: RunExtended, workload: Workload | None) -> str | None:
+    """Return why a protection cannot be extended: the field, the value and the remedy."""
+    if workload is None:
+        return f"workload: no live workload {fact.workload!r}"
+    if not workload.interactive:
+        return f"workload: {workload.id!r} is no interactive session; only those can be extended"
+    run = workload.run
+    if run is None or workload.phase is not Phase.RUNNING or run.protected_until_ms is None:
+        return f"workload: {workload.id!r} is {workload.phase}; only what runs can be extended"
+    if run.protected_until_ms <= state.now_ms:
+        return f"workload: the protection of {workload.id!r} is over; ask before it ends"
+    if run.extended_ms:
+        return f"workload: {workload.id!r} was extended before, and each run may be once; submit it again afterwards"
+    if fact.extra_ms > state.policy.min_runtime_cap_ms:
+        return f"extra_ms: at most {format_duration(state.policy.min_runtime_cap_ms)} can be added; ask for less"
+    if run.deadline_ms is not None and run.protected_until_ms + fact.extra_ms > run.deadline_ms:
+        return f"extra_ms: {workload.id!r} ends at its timeout before that; ask for less"
+    # What was promised to others rests on when this protection ends.
+    for node_id in sorted(run.held):
+        if state.nodes[node_id].is_draining:
+            return f"workload: node {node_id!r} is being drained as protections end; submit it again afterwards"
+        if any(node_id in promise.nodes for promise in state.reservations.values()):
+            return f"workload: node {node_id!r} is reserved for when this protection ends; submit it again afterwards"
+    return None
+
+
 def change_budgets(state: ClusterState, fact: BudgetTreeChanged) -> None:
     """Adopt a tree of budgets, unless it was made on another tree than the present one."""
     if fact.change == state.budgets.change:
@@ -187,7 +243,7 @@ def adopt(state: ClusterState, fact: PolicyAdopted) -> None:
     """Follow another policy from now on."""
     state.policy = fact.policy
     state.policy_version += 1
-    state.budgets.set_window(fact.policy.window_ms, fact.policy.min_runtime_cap_ms, state.now_ms)
+    state.budgets.follow(fact.policy, state.now_ms)
 
 
 def reject(state: ClusterState, fact: Rejected) -> None:
@@ -207,7 +263,7 @@ def reject(state: ClusterState, fact: Rejected) -> None:
 
 def _answer(
     state: ClusterState,
-    fact: WorkloadSubmitted | WorkloadCancelled | WorkloadReprioritized | BudgetTreeChanged,
+    fact: WorkloadSubmitted | WorkloadCancelled | WorkloadReprioritized | RunExtended | BudgetTreeChanged,
     status: ReceiptStatus,
     reason: str | None = None,
 ) -> None:

@@ -15,11 +15,12 @@ import orjson
 from pydantic import TypeAdapter
 
 from streamsched.model.commands import AnyCommand, Command, StopReason
-from streamsched.model.events import NodeHealth, Seat
+from streamsched.model.events import Drain, NodeHealth, Seat
 from streamsched.model.policy import Policy
 from streamsched.state.cluster import LAYOUT, ClusterState, SourceGap
 from streamsched.state.disruption import DisruptionBudget
-from streamsched.state.inventory import Drain, Node
+from streamsched.state.fading import FadingSum
+from streamsched.state.inventory import Node
 from streamsched.state.reservations import Reservation
 from streamsched.state.usage import Budget, BudgetTree, SlidingUse
 from streamsched.state.workloads import Commitment, Finished, Phase, Run, Workload, is_unprotected
@@ -94,9 +95,13 @@ def thaw(data: bytes) -> ClusterState:
     state.last_tick = fields["last_tick"]
     budgets = _tree_in(state.budgets, fields["tree"], fields["budgets"])
     for item in fields["nodes"]:
-        state.inventory.add(_node_in(item))
-    for id_, health, reason in fields["awaited_nodes"]:
-        state.awaited_nodes[id_] = (NodeHealth(health), reason)
+        node = _node_in(item)
+        state.inventory.add(node)
+        state.timers.hold_down(node)
+        if node.is_draining:
+            state.draining[node.id] = None
+    for id_, health, reason, fatal in fields["awaited_nodes"]:
+        state.awaited_nodes[id_] = (NodeHealth(health), reason, fatal)
     for item in fields["workloads"]:
         _restore_workload(state, _workload_in(item, budgets))
     for id_, phase, reason, cursor, at_ms, attempts, fingerprint in fields["finished"]:
@@ -145,6 +150,17 @@ def _use_in(values: list[int]) -> SlidingUse:
     return use
 
 
+def _fading_out(fading: FadingSum) -> list[str]:
+    """Return a fading sum as text: it is larger than a number of JSON may be."""
+    return [str(fading.amount), str(fading.as_of_ms)]
+
+
+def _fading_in(values: list[str]) -> FadingSum:
+    fading = FadingSum()
+    fading.amount, fading.as_of_ms = map(int, values)
+    return fading
+
+
 def _budget_out(budget: Budget, number: dict[int, int]) -> dict[str, Any]:
     return {
         "id": budget.id,
@@ -157,6 +173,9 @@ def _budget_out(budget: Budget, number: dict[int, int]) -> dict[str, Any]:
         "commitment": [budget.commitment_fixed, budget.commitment_gpus, budget.commitment_sum],
         "queued": budget.queued_gpus,
         "segments": [list(segment) for segment in budget.segments],
+        "fading": [
+            _fading_out(fading) for fading in (budget.fading_charged, budget.fading_uncharged, budget.fading_quota)
+        ],
     }
 
 
@@ -168,6 +187,7 @@ def _tree_out(tree: BudgetTree, number: dict[int, int]) -> dict[str, Any]:
         "capacity": [tree.capacity_gpus, tree.capacity_integral, tree.capacity_as_of_ms],
         "trailing": [tree.trailing_gpus, tree.trailing_integral, tree.trailing_as_of_ms],
         "capacity_changes": [list(change) for change in tree.capacity_changes],
+        "fading_capacity": _fading_out(tree.fading_capacity),
     }
 
 
@@ -186,6 +206,7 @@ def _tree_in(tree: BudgetTree, fields: dict[str, Any], items: list[dict[str, Any
         budget.commitment_fixed, budget.commitment_gpus, budget.commitment_sum = item["commitment"]
         budget.queued_gpus = item["queued"]
         budget.segments = [(begin, quota) for begin, quota in item["segments"]]
+        budget.fading_charged, budget.fading_uncharged, budget.fading_quota = map(_fading_in, item["fading"])
         budgets.append(budget)
     tree.change = fields["change"]
     tree.closed_in_use = [budgets[position] for position in fields["closed_in_use"]]
@@ -193,6 +214,7 @@ def _tree_in(tree: BudgetTree, fields: dict[str, Any], items: list[dict[str, Any
     tree.capacity_gpus, tree.capacity_integral, tree.capacity_as_of_ms = fields["capacity"]
     tree.trailing_gpus, tree.trailing_integral, tree.trailing_as_of_ms = fields["trailing"]
     tree.capacity_changes = deque((when, gpus) for when, gpus in fields["capacity_changes"])
+    tree.fading_capacity = _fading_in(fields["fading_capacity"])
     return budgets
 
 
@@ -209,15 +231,24 @@ def _node_out(node: Node) -> dict[str, Any]:
         "health": node.health,
         "reason": node.reason,
         "since_ms": node.since_ms,
-        "drain": node.drain,
+        "fatal": node.fatal,
+        "drain": [node.drain, node.drain_by, node.drain_reason, node.drain_since_ms],
+        "falls": node.falls,
+        "held_down": [node.held_down, node.held_down_until_ms],
+        "emptied": [node.emptied, node.emptied_ms, node.repair_since_ms],
         "orphans": [[*key, node.orphans[key]] for key in sorted(node.orphans)],
+        "stuck": [[*key, node.stuck[key]] for key in sorted(node.stuck)],
     }
 
 
 def _node_in(item: dict[str, Any]) -> Node:
     node = Node(item["id"], item["pool"], item["gpus"], tuple(item["domains"]), item["since_ms"])
     node.boot, node.health, node.reason = item["boot"], NodeHealth(item["health"]), item["reason"]
-    node.drain = Drain(item["drain"])
+    drain, node.drain_by, node.drain_reason, node.drain_since_ms = item["drain"]
+    node.fatal, node.drain, node.falls = item["fatal"], Drain(drain), item["falls"]
+    node.held_down, node.held_down_until_ms = item["held_down"]
+    node.emptied, node.emptied_ms, node.repair_since_ms = item["emptied"]
+    node.stuck = {(workload, attempt): since_ms for workload, attempt, since_ms in item["stuck"]}
     node.orphans = {(workload, attempt): mask for workload, attempt, mask in item["orphans"]}
     return node
 
@@ -236,6 +267,7 @@ _PLAIN = (
     "resumable",
     "priority",
     "command",
+    "interactive",
     "attempt",
     "submitted_ms",
     "queued_ms",
@@ -282,12 +314,28 @@ def _run_out(run: Run) -> dict[str, Any]:
         "started_on": sorted(run.started_on),
         "started_ms": run.started_ms,
         "protected_until_ms": run.protected_until_ms,
+        "warn_ms": run.warn_ms,
+        "extended_ms": run.extended_ms,
         "stop": run.stop,
         "stop_ms": run.stop_ms,
         "beneficiary": run.beneficiary,
         "failure": run.failure,
         "ends": [run.failed, run.stopped, run.infrastructure],
     }
+
+
+#: What is read back of a run as it was written.
+_PLAIN_OF_RUN = (
+    "bound_ms",
+    "deadline_ms",
+    "started_ms",
+    "protected_until_ms",
+    "warn_ms",
+    "extended_ms",
+    "stop_ms",
+    "beneficiary",
+    "failure",
+)
 
 
 def _run_in(item: dict[str, Any]) -> Run:
@@ -300,7 +348,7 @@ def _run_in(item: dict[str, Any]) -> Run:
     run.commitment = Commitment(item["commitment"])
     run.started_on = dict.fromkeys(item["started_on"])
     run.stop = None if item["stop"] is None else StopReason(item["stop"])
-    for name in ("bound_ms", "deadline_ms", "started_ms", "protected_until_ms", "stop_ms", "beneficiary", "failure"):
+    for name in _PLAIN_OF_RUN:
         setattr(run, name, item[name])
     run.failed, run.stopped, run.infrastructure = item["ends"]
     return run
@@ -334,6 +382,7 @@ def _restore_workload(state: ClusterState, restored: tuple[Workload, bool]) -> N
         if node_id in state.nodes:
             state.inventory.refile(state.nodes[node_id])
     state.timers.set(workload)
+    state.timers.warn(workload)
     if workload.phase is Phase.RUNNING and run.protected_until_ms is not None:
         workload.budget.live_runs[key] = workload
         if run.protected_until_ms > state.now_ms:

@@ -4,6 +4,9 @@ The window slides without a stop, so use is kept as a value and a slope: GPUs he
 window ago. Each change of what is held is written down once, at the end of one queue; when it is a window old it is
 taken from the front and changes the slope a second time. Both cost a step up the tree and nothing else.
 
+What the order compares is A, K and E of the specification, and what they are depends on the usage mode of the policy:
+GPU-time in the window; the same with old time fading out, which is kept beside the window; or GPUs held at the moment.
+
 Source: `fair-share.md`, section 3. Ratios are never computed here: whoever compares two budgets multiplies across.
 """
 
@@ -13,12 +16,15 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from streamsched.model.identifiers import parent_of
-from streamsched.model.quantities import WHOLE
+from streamsched.model.policy import UsageMode
+from streamsched.model.quantities import SECOND, WHOLE
+from streamsched.state.fading import BITS, ONE, FadingSum, fading_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from streamsched.model.events import BudgetShare
+    from streamsched.model.policy import Policy
     from streamsched.state.workloads import Workload
 
 
@@ -68,6 +74,9 @@ class Budget:
         "commitment_fixed",
         "commitment_gpus",
         "commitment_sum",
+        "fading_charged",
+        "fading_quota",
+        "fading_uncharged",
         "fraction_nano",
         "id",
         "live_runs",
@@ -105,6 +114,10 @@ class Budget:
         self.queued_gpus = 0
         #: Quotas in force: (capacity integral when it began, quota).
         self.segments: list[tuple[int, int]] = []
+        #: In usage mode decay: what was taken up, and by how much earlier quotas were larger, times the capacity then.
+        self.fading_charged = FadingSum()
+        self.fading_uncharged = FadingSum()
+        self.fading_quota = FadingSum()
 
     @property
     def allocated_gpus(self) -> int:
@@ -117,15 +130,31 @@ class Budget:
         return self.uncharged.held
 
     def charged_gpu_ms(self, now_ms: int) -> int:
-        """Return the allocated GPU-time inside the window: A of the specification."""
-        return self.charged.at(now_ms)
+        """Return the allocated GPU-time that counts: A of the specification."""
+        return self._used(self.charged, self.fading_charged, now_ms)
 
     def unallocated_gpu_ms(self, now_ms: int) -> int:
-        """Return the unallocated GPU-time inside the window: A' of the specification."""
-        return self.uncharged.at(now_ms)
+        """Return the unallocated GPU-time that counts: A' of the specification."""
+        return self._used(self.uncharged, self.fading_uncharged, now_ms)
+
+    def _used(self, use: SlidingUse, fading: FadingSum, now_ms: int) -> int:
+        match self.tree.usage:
+            case UsageMode.WINDOW:
+                return use.at(now_ms)
+            case UsageMode.DECAY:
+                return _in_seconds(fading_time(use.held, fading, now_ms, self.tree.half_life_ms))
+            case UsageMode.INSTANT:
+                return self.held_for_instant(use.held)
+
+    @staticmethod
+    def held_for_instant(gpus: int) -> int:
+        """Return what GPUs held now come to in usage mode instant: held for so long that any quota of them is whole."""
+        return gpus * WHOLE
 
     def committed_gpu_ms(self, now_ms: int) -> int:
-        """Return the protected GPU-time still ahead of live runs: K of the specification."""
+        """Return the protected GPU-time still ahead of live runs, where it counts: K of the specification."""
+        if not self.tree.counts_commitment:
+            return 0
         return self.commitment_fixed + self.commitment_sum - self.commitment_gpus * now_ms
 
     def entitled_gpu_ms(self, now_ms: int) -> int:
@@ -137,6 +166,12 @@ class Budget:
         if self.closed:
             return 0
         tree = self.tree
+        if tree.usage is UsageMode.INSTANT:
+            return self.quota_nano * tree.capacity_gpus
+        floor = self.quota_nano * tree.capacity_gpus * tree.floor_ms // WHOLE
+        if tree.usage is UsageMode.DECAY:
+            earlier = self.fading_quota.at(now_ms, tree.half_life_ms)
+            return max(_in_seconds((earlier + self.quota_nano * tree.fading_capacity_at(now_ms)) // WHOLE), floor)
         trailing = tree.capacity_trailing_at(now_ms)
         end = tree.capacity_integral_at(now_ms)
         nano = 0
@@ -146,7 +181,7 @@ class Budget:
                 break
             nano += quota * (end - begin)
             end = begin
-        return max(nano, self.quota_nano * tree.capacity_gpus * tree.floor_ms) // WHOLE
+        return max(nano // WHOLE, floor)
 
     def is_leaf(self) -> bool:
         """Whether work may be submitted to it."""
@@ -171,11 +206,15 @@ class BudgetTree:
         "change",
         "changes",
         "closed_in_use",
+        "counts_commitment",
+        "fading_capacity",
         "floor_ms",
+        "half_life_ms",
         "root",
         "trailing_as_of_ms",
         "trailing_gpus",
         "trailing_integral",
+        "usage",
         "window_ms",
     )
 
@@ -183,6 +222,13 @@ class BudgetTree:
         self.window_ms = window_ms
         #: An entitlement is at least the quota over this time.
         self.floor_ms = floor_ms
+        #: What counts as used, and whether protected time ahead does.
+        self.usage = UsageMode.WINDOW
+        self.counts_commitment = True
+        #: In usage mode decay: GPU-time of this age counts half; and the capacity that was taken up, as `FadingSum` has
+        #: it.
+        self.half_life_ms = 0
+        self.fading_capacity = FadingSum()
         #: The id of the last change of the tree.
         self.change: str | None = None
         self.root = Budget(self, "", None)
@@ -193,7 +239,7 @@ class BudgetTree:
         self.closed_in_use: list[Budget] = []
         #: Changes of use inside the window, oldest first: (when, leaf, GPUs, charged or not).
         self.changes: deque[tuple[int, Budget, int, bool]] = deque()
-        #: Schedulable GPUs now: C of the specification; and the same one window ago.
+        #: Schedulable GPUs now, in units of the rate card: C of the specification; and the same one window ago.
         self.capacity_gpus = 0
         self.capacity_integral = 0
         self.capacity_as_of_ms = 0
@@ -220,6 +266,10 @@ class BudgetTree:
         """Return the same until one window before `now_ms`."""
         return self.trailing_integral + self.trailing_gpus * (now_ms - self.window_ms - self.trailing_as_of_ms)
 
+    def fading_capacity_at(self, now_ms: int) -> int:
+        """Return the capacity over time, old time counted less, in parts of 2^-64 of a GPU-millisecond."""
+        return fading_time(self.capacity_gpus, self.fading_capacity, now_ms, self.half_life_ms)
+
     # --- changes, by the fold only ---
 
     def advance(self, now_ms: int) -> None:
@@ -245,15 +295,34 @@ class BudgetTree:
             for budget in leaf.path:
                 budget.uncharged.hold(gpus, now_ms)
         self.changes.append((now_ms, leaf, gpus, charged))
+        if self.usage is UsageMode.DECAY:
+            self._fade(leaf, gpus, now_ms, now_ms, charged=charged)
+
+    def _fade(self, leaf: Budget, gpus: int, since_ms: int, now_ms: int, *, charged: bool) -> None:
+        for budget in leaf.path:
+            fading = budget.fading_charged if charged else budget.fading_uncharged
+            fading.add(gpus << BITS, since_ms, now_ms, self.half_life_ms)
 
     def set_capacity(self, gpus: int, now_ms: int) -> None:
         """Take note of the schedulable GPUs."""
         if gpus == self.capacity_gpus:
             return
+        if self.usage is UsageMode.DECAY:
+            self.fading_capacity.add((gpus - self.capacity_gpus) << BITS, now_ms, now_ms, self.half_life_ms)
         self.capacity_integral = self.capacity_integral_at(now_ms)
         self.capacity_as_of_ms = now_ms
         self.capacity_gpus = gpus
         self.capacity_changes.append((now_ms, gpus))
+
+    def follow(self, policy: Policy, now_ms: int) -> None:
+        """Count as a policy says from now on."""
+        self.set_window(policy.window_ms, policy.min_runtime_cap_ms, now_ms)
+        self.counts_commitment = policy.commitment and policy.usage is not UsageMode.INSTANT
+        faded_by = self.half_life_ms if self.usage is UsageMode.DECAY else None
+        self.usage = policy.usage
+        if policy.usage is UsageMode.DECAY and policy.half_life_ms != faded_by:
+            self.half_life_ms = policy.half_life_ms
+            self._fade_what_is_known(now_ms)
 
     def set_window(self, window_ms: int, floor_ms: int, now_ms: int) -> None:
         """Adopt another window. A shorter one forgets at once; a longer one fills up from what is still known.
@@ -352,9 +421,46 @@ class BudgetTree:
             for child, quota in zip(children, quotas, strict=True):
                 if not child.segments or child.segments[-1][1] != quota:
                     child.segments.append((integral, quota))
+                    if self.usage is UsageMode.DECAY:
+                        less = (child.quota_nano - quota) * self.fading_capacity_at(now_ms)
+                        child.fading_quota.add(less, now_ms, now_ms, self.half_life_ms)
                 while len(child.segments) > 1 and child.segments[1][0] <= trailing:
                     child.segments.pop(0)
                 child.quota_nano = quota
+
+    def _fade_what_is_known(self, now_ms: int) -> None:
+        """Begin usage mode decay with what the window knows; use and entitlement are taken over the same stretch."""
+        edge, half_life = now_ms - self.window_ms, self.half_life_ms
+        for budget in self._all():
+            budget.fading_charged, budget.fading_uncharged, budget.fading_quota = FadingSum(), FadingSum(), FadingSum()
+        for when, leaf, gpus, charged in (*self._held_at_the_edge(edge), *self.changes):
+            self._fade(leaf, gpus, when, now_ms, charged=charged)
+
+        # Quotas are known by the capacity integral at which they began: walk the capacity to find when that was.
+        changes: dict[int, list[tuple[Budget, int]]] = {}
+        at_edge = self.capacity_trailing_at(now_ms)
+        for budget in self.root.below():
+            before = 0
+            for begin, quota in budget.segments:
+                if begin > at_edge:
+                    changes.setdefault(begin, []).append((budget, before - quota))
+                before = quota
+        self.fading_capacity = taken = FadingSum()
+        begins = deque(sorted(changes))
+        integral, level = at_edge, 0
+        steps = [(edge, self.trailing_gpus), *self.capacity_changes]
+        for number, (when, gpus) in enumerate(steps):
+            taken.add((gpus - level) << BITS, when, when, half_life)
+            level = gpus
+            until = steps[number + 1][0] if number + 1 < len(steps) else now_ms
+            end = integral + level * (until - when)
+            while begins and begins[0] <= end:
+                begin = begins.popleft()
+                at_ms = when + (begin - integral) // level if level else when
+                capacity = fading_time(level, taken, at_ms, half_life)
+                for budget, less in changes[begin]:
+                    budget.fading_quota.add(less * capacity, at_ms, now_ms, half_life)
+            integral = end
 
     def _held_at_the_edge(self, edge: int) -> list[tuple[int, Budget, int, bool]]:
         """Return what every budget held by itself, not through its children, one window ago."""
@@ -374,3 +480,8 @@ class BudgetTree:
 
     def _all(self) -> list[Budget]:
         return [*self.root.below(), *self.closed_in_use]
+
+
+def _in_seconds(fixed: int) -> int:
+    """Return a fading time in GPU-milliseconds, to the nearest GPU-second: what lies below that is rounding."""
+    return max(0, (fixed + (SECOND * ONE >> 1)) // (SECOND * ONE)) * SECOND

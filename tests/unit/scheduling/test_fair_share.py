@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from streamsched.model.events import RoundProposed
-from streamsched.model.quantities import DAY, HOUR, MINUTE, SECOND
+from streamsched.model.policy import Order, UsageMode
+from streamsched.model.quantities import DAY, HOUR, MINUTE, SECOND, WHOLE
 from streamsched.scheduling.decision import decide
+from streamsched.scheduling.draft import Draft
+from streamsched.scheduling.fair_share import comes_before, standing
 from streamsched.state.cluster import ClusterState
-from tests.stories import Story, budgets, node, nodes, submitted, unallocated
+from tests.stories import Story, adopted, budgets, node, nodes, submitted, unallocated
 
 WEEK = 7 * DAY
 
@@ -48,6 +51,58 @@ def test_example_4_commitments_stop_a_burst_in_one_pass() -> None:
 
     assert [name[0] for name in order(story.state)] == list("AABABABA")
     assert story.state.budgets.by_id["A"].entitled_gpu_ms(WEEK) == 5_376 * HOUR
+
+
+def test_example_4_without_commitment_a_burst_takes_everything() -> None:
+    """The same, commitment switched off: nothing that A is given counts before it has run, so A is first each time."""
+    story = Story(adopted(commitment=False), budgets(A=0.5, B=0.5), nodes(8))
+    story.at(WEEK).tick()
+    use(story.state, "B", 53.76)
+    story.tell(submitted(f"{team}{n}", budget=team, min_runtime_ms=4 * HOUR) for n in range(8) for team in "AB")
+
+    assert [name[0] for name in order(story.state)] == list("AAAAAAAA")
+
+
+def test_due_first_goes_by_what_is_held_now_and_then_by_the_ratio() -> None:
+    """32 GPUs. a holds its 8, b none of its 8 but has used most, c none of its 16 and has used half of that ratio."""
+    story = Story(adopted(order=Order.DUE_FIRST), budgets(a=0.25, b=0.25, c=0.5), nodes(4), submitted("a1"))
+    story.round()
+    story.start("a1")
+    story.at(WEEK).tick()
+    use(story.state, "b", 2_000)
+    use(story.state, "c", 2_000)
+    tree, draft = story.state.budgets.by_id, Draft(story.state)
+    a, b, c = (standing(tree[name], draft, allocated=True) for name in "abc")
+
+    assert (a.above, b.above, c.above) == (True, False, False)
+    assert comes_before(c, b)
+    assert comes_before(b, a)
+    assert a.used * b.entitled < b.used * a.entitled, "by the ratio alone a would be before b"
+
+
+def test_due_first_counts_what_the_decision_has_given() -> None:
+    """At its quota is above it: 16 of 32 GPUs given to a half of them."""
+    story = Story(adopted(order=Order.DUE_FIRST), budgets(a=0.5, b=0.5), nodes(4))
+    draft = Draft(story.state)
+    a = story.state.budgets.by_id["a"]
+    draft.give(a, 15)
+    assert not standing(a, draft, allocated=True).above
+    draft.give(a, 1)
+    assert standing(a, draft, allocated=True).above
+    assert not standing(a, draft, allocated=False).above, "unallocated work is ordered by its own ledger alone"
+
+
+def test_instant_counts_what_the_decision_has_given() -> None:
+    """No history and no commitment: 8 of the 16 GPUs that are due."""
+    story = Story(adopted(usage=UsageMode.INSTANT), budgets(a=0.5, b=0.5), nodes(4))
+    story.at(WEEK).tick()
+    use(story.state, "a", 5_000)
+    draft = Draft(story.state)
+    a = story.state.budgets.by_id["a"]
+    draft.commit(a, 8 * HOUR)
+    draft.give(a, 8)
+
+    assert standing(a, draft, allocated=True) == (8 * WHOLE, 0, 16 * WHOLE, False)
 
 
 def test_a_tie_goes_to_the_older_workload_and_then_to_the_id() -> None:
