@@ -10,15 +10,19 @@ from streamsched.model.events import (
     BudgetShare,
     BudgetTreeChanged,
     CommandAccepted,
+    Drain,
     Event,
     Fact,
     HeldRun,
+    NodeDrainChanged,
     NodeHealth,
     NodeHealthChanged,
     NodeInventoryReported,
+    NodeRepairBegan,
     PolicyAdopted,
     Record,
     ReleaseOutcome,
+    RunExtended,
     RunReleased,
     RunStarted,
     Tick,
@@ -98,9 +102,24 @@ def holding(workload: str, attempt: int = 1, gpu_mask: int = 0xFF) -> HeldRun:
     return HeldRun(workload=workload, attempt=attempt, gpu_mask=gpu_mask)
 
 
-def health(name: str, state: NodeHealth, reason: str = "a test") -> NodeHealthChanged:
+def health(name: str, state: NodeHealth, reason: str = "a test", *, fatal: bool = False) -> NodeHealthChanged:
     """A node changed."""
-    return NodeHealthChanged(node=name, health=state, reason=reason)
+    return NodeHealthChanged(node=name, health=state, reason=reason, fatal=fatal)
+
+
+def drained(name: str, drain: Drain = Drain.SOFT, **fields: Any) -> NodeDrainChanged:
+    """An administrator took a node out of use, or put it back."""
+    return NodeDrainChanged(node=name, drain=drain, **{"reason": "a test", **fields})
+
+
+def repair_began(name: str, emptied: int) -> NodeRepairBegan:
+    """Somebody took an empty node to repair it."""
+    return NodeRepairBegan(node=name, emptied=emptied)
+
+
+def extended(workload: str, extra_ms: int) -> RunExtended:
+    """Whoever sits at a session asked for more time."""
+    return RunExtended(workload=workload, extra_ms=extra_ms)
 
 
 def started(name: str, workload: str, attempt: int = 1) -> RunStarted:

@@ -19,7 +19,7 @@ from streamsched.client.requests import cancellation
 from streamsched.errors import RequestError
 from streamsched.ledgers.opening import open_ledger
 from streamsched.model.commands import Receipt
-from streamsched.model.events import BudgetTreeChanged, WorkloadSubmitted
+from streamsched.model.events import BudgetTreeChanged, NodeDrainChanged, RunExtended, WorkloadSubmitted
 from streamsched.model.ledger import Ledger
 from streamsched.replay import answers
 from streamsched.replay.answers import Explanation, JobFilter, Jobs, Nodes, Shares
@@ -31,6 +31,9 @@ from streamsched.wire.topic_catalogue import DEFAULT_PREFIX
 LEDGER_TOPIC = "ledger.v1"
 #: The ledger inside the data directory of ``streamsched up``.
 UP_LEDGER = "ledger.sqlite"
+
+#: What administrators ask for, and whoever sits at a session.
+Request = BudgetTreeChanged | RunExtended | NodeDrainChanged
 
 _KAFKA = re.compile(r"kafka://(?P<bootstrap>[^/\s]+:\d+)(?:/(?P<prefix>[A-Za-z0-9._-]*))?")
 
@@ -46,8 +49,8 @@ class Place(Protocol):
         """Take a workload back."""
         ...
 
-    def change_budgets(self, change: BudgetTreeChanged) -> Receipt:
-        """Change the budget tree."""
+    def control(self, event: Request) -> Receipt:
+        """Change the budget tree, a session's protection, or whether a node is used."""
         ...
 
     def jobs(self, wanted: JobFilter) -> Jobs:
@@ -129,8 +132,8 @@ class _Service:
     def cancel(self, workload: str, *, reason: str | None, actor: str | None) -> Receipt:
         return self._client.cancel(workload, reason=reason, actor=actor)
 
-    def change_budgets(self, change: BudgetTreeChanged) -> Receipt:
-        return self._client.control(change)
+    def control(self, event: Request) -> Receipt:
+        return self._client.control(event)
 
 
 class _Recorded:
@@ -151,8 +154,8 @@ class _Recorded:
         request = cancellation(workload, reason=reason, actor=actor)
         return self._on_kafka(lambda client: client.send(request))
 
-    def change_budgets(self, change: BudgetTreeChanged) -> Receipt:
-        return self._on_kafka(lambda client: client.send(change))
+    def control(self, event: Request) -> Receipt:
+        return self._on_kafka(lambda client: client.send(event))
 
     def jobs(self, wanted: JobFilter) -> Jobs:
         chronicle = Chronicle()

@@ -407,7 +407,7 @@ def budgets_apply(
         "budgets": tree,
     }
     event = checked(BudgetTreeChanged, fields)
-    _settled(place.change_budgets(event), f"budget tree of {len(tree)} budgets (change {event.change})", as_json)
+    _settled(place.control(event), f"budget tree of {len(tree)} budgets (change {event.change})", as_json)
 
 
 # --- look back --------------------------------------------------------------------------------------------------------

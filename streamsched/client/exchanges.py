@@ -14,7 +14,9 @@ from streamsched.errors import RequestError, UnreachableError
 from streamsched.model.commands import Receipt
 from streamsched.model.events import (
     BudgetTreeChanged,
+    NodeDrainChanged,
     PolicyAdopted,
+    RunExtended,
     WorkloadCancelled,
     WorkloadReprioritized,
     WorkloadSubmitted,
@@ -24,7 +26,7 @@ from streamsched.replay.answers import Explanation, JobFilter, Jobs, Nodes, Shar
 A = TypeVar("A", bound=BaseModel)
 
 #: What is sent to ``/v1/events``: everything that is no submission and no cancellation.
-ControlEvent = BudgetTreeChanged | PolicyAdopted | WorkloadReprioritized
+ControlEvent = BudgetTreeChanged | PolicyAdopted | WorkloadReprioritized | RunExtended | NodeDrainChanged
 
 
 class Health(BaseModel):
@@ -119,7 +121,7 @@ def cancel(event: WorkloadCancelled) -> Exchange[Receipt]:
 
 
 def control(event: ControlEvent) -> Exchange[Receipt]:
-    """Change the budget tree, the policy, or a priority."""
+    """Change the budget tree, the policy, a priority, a session's protection, or whether a node is used."""
     return Exchange("POST", "/v1/events", _body(event), Receipt)
 
 

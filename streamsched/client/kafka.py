@@ -21,6 +21,8 @@ from streamsched.ledgers.kafka import KafkaSecurity
 from streamsched.model.commands import Receipt
 from streamsched.model.events import (
     BudgetTreeChanged,
+    NodeDrainChanged,
+    RunExtended,
     WorkloadCancelled,
     WorkloadReprioritized,
     WorkloadSubmitted,
@@ -34,7 +36,14 @@ RECEIPT_SECONDS = 30.0
 #: One key for all that administrators send, so that their changes keep their order.
 CONTROL_KEY = b"cluster"
 
-Request = WorkloadSubmitted | WorkloadCancelled | WorkloadReprioritized | BudgetTreeChanged
+Request = (
+    WorkloadSubmitted
+    | WorkloadCancelled
+    | WorkloadReprioritized
+    | RunExtended
+    | BudgetTreeChanged
+    | NodeDrainChanged
+)
 
 
 class KafkaClient:
@@ -96,7 +105,7 @@ class KafkaClient:
         if request.corr is None:
             request = request.model_copy(update={"corr": new_id()})
         corr = request.corr or ""
-        if isinstance(request, BudgetTreeChanged):
+        if isinstance(request, BudgetTreeChanged | NodeDrainChanged):
             topic, key = "control.v1", CONTROL_KEY
         else:
             topic, key = "workloads.v1", request.workload.encode()

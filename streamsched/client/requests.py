@@ -15,10 +15,25 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from streamsched.errors import RequestError
-from streamsched.model.events import BudgetTreeChanged, WorkloadCancelled, WorkloadReprioritized, WorkloadSubmitted
+from streamsched.model.events import (
+    BudgetTreeChanged,
+    NodeDrainChanged,
+    RunExtended,
+    WorkloadCancelled,
+    WorkloadReprioritized,
+    WorkloadSubmitted,
+)
 from streamsched.wire.refusals import refusal_of
 
-E = TypeVar("E", WorkloadSubmitted, WorkloadCancelled, WorkloadReprioritized, BudgetTreeChanged)
+E = TypeVar(
+    "E",
+    WorkloadSubmitted,
+    WorkloadCancelled,
+    WorkloadReprioritized,
+    RunExtended,
+    BudgetTreeChanged,
+    NodeDrainChanged,
+)
 
 
 def new_id() -> str:
@@ -43,6 +58,7 @@ def submission(
     resumable: bool = False,
     priority: int = 0,
     command: tuple[str, ...] = (),
+    interactive: bool = False,
     actor: str | None = None,
 ) -> WorkloadSubmitted:
     """Return a checked submission. See `WorkloadSubmitted` for what the fields mean.
@@ -66,6 +82,7 @@ def submission(
             "resumable": resumable,
             "priority": priority,
             "command": command,
+            "interactive": interactive,
             "actor": actor,
             "corr": new_id(),
         },

@@ -38,7 +38,9 @@ from streamsched.wire import codec
 BODY_BYTES_MAX = codec.TREE_MAX_BYTES
 
 #: What `/v1/events` takes.
-CONTROL = frozenset({"budget_tree_changed", "policy_adopted", "workload_reprioritized"})
+CONTROL = frozenset(
+    {"budget_tree_changed", "policy_adopted", "workload_reprioritized", "run_extended", "node_drain_changed"}
+)
 
 _Answer = tuple[Receipt, HTTPStatus]
 
@@ -157,7 +159,7 @@ def _policy_answer(cursor: int, _effects: Effects, _state: ClusterState) -> _Ans
 
 def _receipt(cursor: int, effects: Effects) -> Receipt:
     for receipt in effects.receipts:
-        if receipt.cursor == cursor:
+        if receipt.cursor == cursor and receipt.status is not ReceiptStatus.NOTICE:
             return receipt
     raise InvariantError(f"the fold of the request at cursor {cursor} gave no receipt")
 

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from streamsched.model.events import Attempt, Cursor, Instant, Seat, Span, StateHashed, Value
-from streamsched.model.identifiers import Argument, CommandId, NodeId, Reason, WorkloadId
+from streamsched.model.events import Attempt, Cursor, Drain, Instant, Seat, Span, StateHashed, Value
+from streamsched.model.identifiers import Actor, Argument, CommandId, NodeId, Reason, WorkloadId
 
 
 class StopReason(StrEnum):
@@ -24,6 +24,7 @@ class StopReason(StrEnum):
     START_DEADLINE = "start_deadline"
     GANG_BROKEN = "gang_broken"
     NODE_DRAINED = "node_drained"
+    NODE_FAILED = "node_failed"
     UNKNOWN_RUN = "unknown_run"
 
 
@@ -77,31 +78,55 @@ AnyCommand = Annotated[Command, Field(discriminator="type")]
 
 
 class ReceiptStatus(StrEnum):
-    """What became of a request."""
+    """What became of a request; or a notice, which nobody asked for."""
 
     ACCEPTED = "accepted"
     REJECTED = "rejected"
+    NOTICE = "notice"
 
 
 class Receipt(Value):
-    """An answer to a request about a workload, or about the budget tree.
+    """An answer to a request about a workload, a node or the budget tree; or a notice about a workload.
 
     Attributes:
         workload: The workload it is about, if it is about one.
         change: The budget change it is about, if it is about one.
+        node: The node it is about, if it is about one.
         cursor: The ledger record that settled it.
-        corr: The correlation id of the request.
-        reason: For a rejection: the field, the value and the remedy.
+        corr: The correlation id of the request; a notice has none.
+        reason: For a rejection: the field, the value and the remedy. For a notice: what is going to happen.
     """
 
     type: Literal["receipt"] = "receipt"
     v: Literal[1] = 1
     workload: WorkloadId | None = None
     change: str | None = None
+    node: NodeId | None = None
     status: ReceiptStatus
     cursor: Cursor
     corr: str | None = None
     reason: Reason | None = None
+
+
+class NodeEmptied(Value):
+    """A node that is out of use has become empty: its repair can begin.
+
+    Attributes:
+        cursor: The record with which it became empty; with the node's name it tells this time from others.
+        emptied_ms: When that was, by the ledger's clock.
+        drain: How it was emptied.
+        reason: Why it is out of use.
+        by: Who took it out of use; absent when its own health did.
+    """
+
+    type: Literal["node_emptied"] = "node_emptied"
+    v: Literal[1] = 1
+    node: NodeId
+    cursor: Cursor
+    emptied_ms: Instant
+    drain: Drain
+    reason: Reason | None = None
+    by: Actor | None = None
 
 
 class Effects:
@@ -110,17 +135,19 @@ class Effects:
     Attributes:
         commands: For the nodes, in order of their ids.
         receipts: For the clients.
+        emptied: Nodes that have become empty, for whoever repairs them.
         hash: The digest to record, when this record completed a stretch that is hashed.
         budgets: Ids of budgets whose use or queue changed, ancestors included; for views.
         nodes: Ids of nodes that changed; for views.
         workloads: Ids of workloads that changed; for views.
     """
 
-    __slots__ = ("budgets", "commands", "hash", "nodes", "receipts", "workloads")
+    __slots__ = ("budgets", "commands", "emptied", "hash", "nodes", "receipts", "workloads")
 
     def __init__(self) -> None:
         self.commands: list[Command] = []
         self.receipts: list[Receipt] = []
+        self.emptied: list[NodeEmptied] = []
         self.hash: StateHashed | None = None
         self.budgets: dict[str, None] = {}
         self.nodes: dict[str, None] = {}

@@ -87,6 +87,7 @@ class WorkloadSubmitted(Fact):
         resumable: Whether a preempted run may be requeued.
         priority: Orders work inside the leaf only; larger goes first.
         command: What the nodes run. Virtual nodes understand ``sleep SECONDS``.
+        interactive: Somebody sits at it: warned before its protection ends, and may extend it once. Allocated only.
     """
 
     type: Literal["workload_submitted"] = "workload_submitted"
@@ -101,6 +102,7 @@ class WorkloadSubmitted(Fact):
     resumable: bool
     priority: int = Field(default=0, ge=-1_000_000, le=1_000_000)
     command: Annotated[tuple[Argument, ...], Field(max_length=1_024)] = ()
+    interactive: bool = False
 
 
 class WorkloadCancelled(Fact):
@@ -119,6 +121,19 @@ class WorkloadReprioritized(Fact):
     v: Literal[1] = 1
     workload: WorkloadId
     priority: int = Field(ge=-1_000_000, le=1_000_000)
+
+
+class RunExtended(Fact):
+    """Whoever sits at an interactive session asked for more protected time: once for each run, and it is charged.
+
+    Attributes:
+        extra_ms: By how much the end of its protection moves; at most the longest min runtime.
+    """
+
+    type: Literal["run_extended"] = "run_extended"
+    v: Literal[1] = 1
+    workload: WorkloadId
+    extra_ms: Annotated[int, Field(ge=1, le=366 * DAY)]
 
 
 class BudgetShare(Value):
@@ -178,14 +193,41 @@ class PolicyAdopted(Fact):
     reason: Reason
 
 
+class Drain(StrEnum):
+    """How far a node is being emptied.
+
+    A cordoned node takes no new work, and what has started there goes on. A soft drain ends it as its protection ends,
+    a hard one ends it now.
+    """
+
+    NONE = "none"
+    CORDON = "cordon"
+    SOFT = "soft"
+    HARD = "hard"
+
+
+class NodeDrainChanged(Fact):
+    """An administrator took a node out of use, or put it back. It stays so until the next such order.
+
+    Attributes:
+        reason: Why.
+    """
+
+    type: Literal["node_drain_changed"] = "node_drain_changed"
+    v: Literal[1] = 1
+    node: NodeId
+    drain: Drain
+    reason: Reason
+
+
 # --- what nodes report ------------------------------------------------------------------------------------------------
 
 
 class NodeHealth(StrEnum):
     """What a node is good for.
 
-    A healthy node takes work. An unhealthy one takes none, and what runs there goes on. A lost one is silent: what ran
-    there is lost, and its GPUs are not given out before its agent has said what still runs.
+    A healthy node takes work. An unhealthy one takes none, and empties as the protection of what runs there ends. A
+    lost one is silent: what ran there is lost, and its GPUs are not given out before its agent has said what is left.
     """
 
     HEALTHY = "healthy"
@@ -194,13 +236,18 @@ class NodeHealth(StrEnum):
 
 
 class NodeHealthChanged(Fact):
-    """The health agent saw a node change, by its heartbeats or by their absence."""
+    """The health agent saw a node change, by its heartbeats or by their absence.
+
+    Attributes:
+        fatal: An unhealthy node on which nothing may go on, protected or not.
+    """
 
     type: Literal["node_health_changed"] = "node_health_changed"
     v: Literal[1] = 1
     node: NodeId
     health: NodeHealth
     reason: Reason | None = None
+    fatal: bool = False
 
 
 class HeldRun(Value):
@@ -291,6 +338,19 @@ class Tick(Fact):
     type: Literal["tick"] = "tick"
     v: Literal[1] = 1
     tick: Annotated[int, Field(ge=1, le=2**63 - 1)]
+
+
+class NodeRepairBegan(Fact):
+    """Whoever repairs nodes was told that this one is empty, and has taken it.
+
+    Attributes:
+        emptied: The cursor of the record with which the node had become empty.
+    """
+
+    type: Literal["node_repair_began"] = "node_repair_began"
+    v: Literal[1] = 1
+    node: NodeId
+    emptied: Cursor
 
 
 class Rejected(Fact):
@@ -474,14 +534,17 @@ Event = (
     WorkloadSubmitted
     | WorkloadCancelled
     | WorkloadReprioritized
+    | RunExtended
     | BudgetTreeChanged
     | PolicyAdopted
+    | NodeDrainChanged
     | NodeHealthChanged
     | NodeInventoryReported
     | CommandAccepted
     | RunStarted
     | RunReleased
     | Tick
+    | NodeRepairBegan
     | Rejected
     | StateHashed
     | ProtocolActivated

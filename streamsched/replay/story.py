@@ -16,11 +16,13 @@ from streamsched.model.commands import Effects, StopReason
 from streamsched.model.events import (
     BudgetTreeChanged,
     Event,
+    NodeDrainChanged,
     NodeHealthChanged,
     NodeInventoryReported,
     ProposedPlacement,
     Record,
     RoundProposed,
+    RunExtended,
     RunReleased,
     RunStarted,
     ShareLine,
@@ -140,6 +142,8 @@ class _Moment:
     reason: str
     started_on: int
     nodes: int
+    protected_until_ms: int | None = None
+    warned: bool = False
 
     @staticmethod
     def of(workload: str, state: ClusterState) -> _Moment | None:
@@ -148,7 +152,9 @@ class _Moment:
             run = live.run
             nodes = len({seat.node for seat in run.seats}) if run is not None else 0
             started_on = len(run.started_on) if run is not None else 0
-            return _Moment(live.phase, live.attempt, live.priority, "", started_on, nodes)
+            until_ms = run.protected_until_ms if run is not None else None
+            warned = live.interactive and until_ms is not None and run is not None and run.warn_ms is None
+            return _Moment(live.phase, live.attempt, live.priority, "", started_on, nodes, until_ms, warned)
         ended = state.finished.get(workload)
         if ended is not None:
             return _Moment(ended.phase, ended.attempts, 0, ended.reason, 0, 0)
@@ -196,15 +202,30 @@ def _what_was_said(workload: str, event: Event, before: _Moment, after: _Moment,
             return f"node {event.node} gave its GPUs back: {event.outcome}{code}{detail}"
         case RunReleased() if changed:
             return f"its GPUs on {event.node} are free, since {event.workload} has left"
-        case NodeHealthChanged() if changed:
+        case RunExtended() if event.workload == workload and after.protected_until_ms != before.protected_until_ms:
+            until = format_instant(after.protected_until_ms or 0)
+            return f"extended by {format_duration(event.extra_ms)}{_by(event.actor)}: protected until {until}"
+        case NodeHealthChanged():
             why = f" ({event.reason})" if event.reason else ""
-            return f"node {event.node} became {event.health}{why}"
+            return f"node {event.node} became {event.health}{why}{_stays_until(workload, changed, state)}"
+        case NodeDrainChanged():
+            what = f"drain of node {event.node}: {event.drain}{_by(event.actor)} ({event.reason})"
+            return f"{what}{_stays_until(workload, changed, state)}"
         case NodeInventoryReported() if changed:
             return f"node {event.node} said what it holds"
         case BudgetTreeChanged() if changed:
             return f"the budget tree changed ({event.reason})"
         case _:
             return ""
+
+
+def _stays_until(workload: str, changed: bool, state: ClusterState) -> str:
+    """Return when a run will have to leave its node, where that is known beforehand."""
+    live = state.workloads.get(workload)
+    run = live.run if live is not None else None
+    if changed or run is None or run.protected_until_ms is None or run.stop is not None:
+        return ""
+    return f"; it stays until its protection ends at {format_instant(run.protected_until_ms)}"
 
 
 def _decision(workload: str, event: RoundProposed, after: _Moment, state: ClusterState) -> str:
@@ -225,7 +246,9 @@ def _decision(workload: str, event: RoundProposed, after: _Moment, state: Cluste
 
 def _what_follows(workload: str, before: _Moment, after: _Moment, state: ClusterState) -> str:
     if before.phase == after.phase and before.attempt == after.attempt:
-        return ""
+        if before.warned or not after.warned:
+            return ""
+        return f"warned that its protection ends at {format_instant(after.protected_until_ms or 0)}"
     live = state.workloads.get(workload)
     match after.phase:
         case Phase.QUEUED if before.phase is None:
@@ -267,6 +290,8 @@ def _stop(live: Workload | None) -> str:
         StopReason.TIMED_OUT: "its timeout is over",
         StopReason.START_DEADLINE: "it did not start in time",
         StopReason.GANG_BROKEN: "a rank of the gang is gone",
+        StopReason.NODE_DRAINED: "its node is drained",
+        StopReason.NODE_FAILED: "its node is good for nothing any more",
         StopReason.UNKNOWN_RUN: "its node held a run that the ledger does not know",
     }[run.stop]
     return f"it is being stopped: {because}" + (f", for {run.beneficiary}" if run.beneficiary else "")

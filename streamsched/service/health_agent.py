@@ -46,6 +46,7 @@ class HealthRow(TypedDict):
     health: str
     reason: str | None
     partition: int
+    fatal: bool
 
 
 class HealthAgent:
@@ -157,14 +158,17 @@ class HealthAgent:
             await self._say(node, Health(NodeHealth.LOST, reason, known[node].partition))
 
     async def _say(self, node: str, said: Health) -> None:
-        event = NodeHealthChanged(node=node, health=said.health, reason=said.reason)
+        event = NodeHealthChanged(node=node, health=said.health, reason=said.reason, fatal=said.fatal)
         entry = await self._ledger.append(codec.encode(event))
-        self._table[node] = HealthRow(health=said.health.value, reason=said.reason, partition=said.partition)
+        self._table[node] = HealthRow(
+            health=said.health.value, reason=said.reason, partition=said.partition, fatal=said.fatal
+        )
         _log.info("node health changed", node=node, health=said.health.value, reason=said.reason, cursor=entry.cursor)
 
 
 def _health(row: HealthRow) -> Health:
-    return Health(NodeHealth(row["health"]), row["reason"], row["partition"])
+    # A row of an older build has no word on it.
+    return Health(NodeHealth(row["health"]), row["reason"], row["partition"], row.get("fatal", False))
 
 
 def _now_ms() -> int:

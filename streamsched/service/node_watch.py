@@ -33,6 +33,7 @@ class Health:
     health: NodeHealth
     reason: str | None
     partition: int
+    fatal: bool = False
 
 
 class NodeWatch:
@@ -69,8 +70,8 @@ class NodeWatch:
     def heard(self, heartbeat: Heartbeat, partition: int, known: Health | None, now_ms: int) -> Health | None:
         """Note a heartbeat; return what to say of the node if that differs from what is `known`."""
         self._heard_ms[heartbeat.node] = now_ms
-        said = Health(heartbeat.health, heartbeat.reason, partition)
-        return said if known is None or (known.health, known.reason) != (said.health, said.reason) else None
+        said = Health(heartbeat.health, heartbeat.reason, partition, heartbeat.fatal)
+        return None if known is not None and _said(known) == _said(said) else said
 
     def silent(self, known: Mapping[str, Health], ends: Mapping[int, int] | None, now_ms: int) -> list[str]:
         """Return the nodes that have been silent for a lease and are not called lost yet, in order of their names.
@@ -95,3 +96,7 @@ class NodeWatch:
         if since_ms is None or health.health is NodeHealth.LOST:
             return False
         return now_ms - max(since_ms, self._heard_ms.get(node, since_ms)) >= self._lease_ms
+
+
+def _said(health: Health) -> tuple[NodeHealth, str | None, bool]:
+    return health.health, health.reason, health.fatal

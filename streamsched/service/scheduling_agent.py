@@ -243,7 +243,7 @@ class SchedulingAgent:
             if isinstance(command, Place) and command.node == command.leader:
                 self._observe_wait(command.workload)
         for receipt in receipts:
-            about = receipt.workload or receipt.change
+            about = receipt.workload or receipt.change or receipt.node
             await self._outbox.send(
                 self._topic_prefix + RECEIPTS_TOPIC,
                 key=about.encode() if about is not None else None,

@@ -8,10 +8,9 @@ decision copies the index by copying references, and a set that is only read nee
 from __future__ import annotations
 
 from bisect import bisect_left
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from streamsched.model.events import NodeHealth
+from streamsched.model.events import Drain, NodeHealth
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -24,19 +23,6 @@ _SIZES = range(MAX_GPUS + 1)
 RunKey = tuple[str, int]
 
 
-class Drain(StrEnum):
-    """How far a node is being emptied on purpose.
-
-    A cordoned node takes no new work, and what runs there goes on. A soft drain ends it as its protection ends, a hard
-    one ends it now.
-    """
-
-    NONE = "none"
-    CORDON = "cordon"
-    SOFT = "soft"
-    HARD = "hard"
-
-
 class Node:
     """One machine. Its GPUs are numbered from 0; a set of them is a mask."""
 
@@ -45,6 +31,13 @@ class Node:
         "claims",
         "domains",
         "drain",
+        "drain_by",
+        "drain_reason",
+        "drain_since_ms",
+        "emptied",
+        "emptied_ms",
+        "falls",
+        "fatal",
         "filed_capacity",
         "filed_free",
         "filed_healthy",
@@ -54,13 +47,17 @@ class Node:
         "gpus",
         "health",
         "held",
+        "held_down",
+        "held_down_until_ms",
         "id",
         "index",
         "orphans",
         "pool",
         "preemptible",
         "reason",
+        "repair_since_ms",
         "since_ms",
+        "stuck",
         "unprotected",
     )
 
@@ -73,13 +70,30 @@ class Node:
         self.health = NodeHealth.HEALTHY
         self.reason: str | None = None
         self.since_ms = now_ms
+        #: Whether it is so unhealthy that nothing may go on there.
+        self.fatal = False
+        #: What an administrator ordered last, and who, why and when.
         self.drain = Drain.NONE
+        self.drain_by: str | None = None
+        self.drain_reason: str | None = None
+        self.drain_since_ms = now_ms
+        #: When it ceased to be healthy, as far as the flap window reaches.
+        self.falls: list[int] = []
+        #: Whether it takes no work since it fell too often; and when that ends, while it is healthy.
+        self.held_down = False
+        self.held_down_until_ms: int | None = None
+        #: The record with which it became empty, when that was, and since when it is being repaired.
+        self.emptied: int | None = None
+        self.emptied_ms: int | None = None
+        self.repair_since_ms: int | None = None
         #: GPUs by run that has them.
         self.held: dict[RunKey, int] = {}
         #: GPUs by run that waits for them, free or still held by a victim.
         self.claims: dict[RunKey, int] = {}
         #: GPUs of runs that are over for us, but of which the node has yet to say that they are gone.
         self.orphans: dict[RunKey, int] = {}
+        #: Those of them that did not end although they were stopped, by since when.
+        self.stuck: dict[RunKey, int] = {}
         #: GPUs of unallocated runs that nobody stops yet.
         self.preemptible: dict[RunKey, int] = {}
         #: GPUs of allocated runs whose protection has ended and that nobody stops yet.
@@ -96,7 +110,21 @@ class Node:
     @property
     def takes_work(self) -> bool:
         """Whether new work may be given to it."""
-        return self.health is NodeHealth.HEALTHY and self.drain is Drain.NONE
+        return self.health is NodeHealth.HEALTHY and self.emptying is Drain.NONE
+
+    @property
+    def emptying(self) -> Drain:
+        """How far it is being emptied, whoever or whatever wants it."""
+        if self.drain is Drain.HARD or self.stuck or self.fatal:
+            return Drain.HARD
+        if self.drain is Drain.SOFT or self.health is NodeHealth.UNHEALTHY:
+            return Drain.SOFT
+        return Drain.CORDON if self.drain is Drain.CORDON or self.held_down else Drain.NONE
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether nothing stays there past its protection."""
+        return self.emptying in (Drain.SOFT, Drain.HARD)
 
     @property
     def all_mask(self) -> int:
@@ -194,6 +222,18 @@ class Room(Sizes):
         other._slots = self._slots.copy()
         return other
 
+    def slots_on(self, gpus_per_rank: int, nodes: int) -> int:
+        """Return how many ranks of that size fit on a set of nodes."""
+        key = gpus_per_rank | nodes << 5
+        known = self._slots.get(key)
+        if known is None:
+            known = 0
+            for gpus in range(gpus_per_rank, MAX_GPUS + 1):
+                if self.counts[gpus] and (here := self.nodes[gpus] & nodes):
+                    known += here.bit_count() * (gpus // gpus_per_rank)
+            self._slots[key] = known
+        return known
+
     def move(self, index: int, before: int, after: int) -> None:
         """File a node under another number of GPUs."""
         if before == after:
@@ -205,24 +245,24 @@ class Room(Sizes):
         self.nodes[after] |= bit
         self.counts[after] += 1
 
-    def tightest(self, gpus: int) -> int:
-        """Return the smallest number of GPUs, at least `gpus`, that some node offers; or -1."""
+    def tightest(self, gpus: int, nodes: int) -> int:
+        """Return the smallest number of GPUs, at least `gpus`, that one of these nodes offers; or -1."""
         counts = self.counts
         for offered in range(gpus, MAX_GPUS + 1):
-            if counts[offered]:
+            if counts[offered] and self.nodes[offered] & nodes:
                 return offered
         return -1
 
-    def first(self, gpus: int) -> int:
-        """Return the first node that offers exactly so many GPUs. There must be one."""
-        nodes = self.nodes[gpus]
+    def first(self, gpus: int, nodes: int) -> int:
+        """Return the first of these nodes that offers exactly so many GPUs. There must be one."""
+        nodes &= self.nodes[gpus]
         return (nodes & -nodes).bit_length() - 1
 
 
 class Pool:
     """The nodes of one kind, in the order of their places, with what they offer."""
 
-    __slots__ = ("free", "healthy", "id", "installed", "nodes", "reclaimable", "takeable")
+    __slots__ = ("free", "healthy", "id", "installed", "nodes", "reclaimable", "takeable", "working")
 
     def __init__(self, id_: str) -> None:
         self.id = id_
@@ -233,7 +273,9 @@ class Pool:
         self.reclaimable = Room()
         #: That, and what allocated runs hold whose protection has ended.
         self.takeable = Room()
-        #: All nodes, and the healthy ones, by their size.
+        #: The nodes that take work, as bits.
+        self.working = 0
+        #: All nodes, and those that take work, by their size.
         self.installed = Sizes()
         self.healthy = Sizes()
 
@@ -280,6 +322,7 @@ class Inventory:
             room.nodes = [(nodes & ~below) << 1 | nodes & below for nodes in room.nodes]
             room.nodes[0] |= 1 << index
             room.counts[0] += 1
+        pool.working = (pool.working & ~below) << 1 | pool.working & below
         pool.installed.add(node.gpus, 1)
         node.filed_free = node.filed_reclaimable = node.filed_takeable = node.filed_capacity = 0
         node.filed_healthy = False
@@ -296,9 +339,11 @@ class Inventory:
             later.index -= 1
         del pool.nodes[node.index]
         below = (1 << node.index) - 1
+        pool.working &= ~(1 << node.index)
         for room in (pool.free, pool.reclaimable, pool.takeable):
             room.nodes = [(nodes >> 1) & ~below | nodes & below for nodes in room.nodes]
             room.counts[0] -= 1
+        pool.working = (pool.working >> 1) & ~below | pool.working & below
         pool.installed.add(node.gpus, -1)
         if node.filed_healthy:
             pool.healthy.add(node.gpus, -1)
@@ -321,6 +366,7 @@ class Inventory:
             capacity = node.occupied_gpus if node.health is not NodeHealth.LOST else 0
         if takes_work is not node.filed_healthy:
             self.pools[node.pool].healthy.add(node.gpus, 1 if takes_work else -1)
+            self.pools[node.pool].working ^= 1 << node.index
             node.filed_healthy = takes_work
         if offered > node.filed_free or reclaimable > node.filed_reclaimable or takeable > node.filed_takeable:
             self.gains += 1

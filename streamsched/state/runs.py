@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from streamsched.model.commands import Place, Stop, StopReason
+from streamsched.model.commands import Place, Receipt, ReceiptStatus, Stop, StopReason
 from streamsched.model.events import ReleaseOutcome
-from streamsched.model.quantities import MINUTE, SECOND, format_duration
+from streamsched.model.quantities import MINUTE, SECOND, format_duration, format_instant
 from streamsched.state.reasons import Ignored
 from streamsched.state.workloads import Commitment, Finished, Phase, Run, Workload
 
@@ -100,6 +100,9 @@ def _note_start(state: ClusterState, workload: Workload, run: Run, node_id: str)
                 budget.commitment_gpus += run.units
                 budget.commitment_sum += summed
         state.timers.protect(workload, until)
+        if workload.interactive:
+            run.warn_ms = until - state.policy.warning_ms
+            state.timers.warn(workload)
     state.timers.set(workload)
 
 
@@ -211,7 +214,9 @@ def stop(state: ClusterState, workload: Workload, reason: StopReason, beneficiar
     state.touch(workload)
     key = (workload.id, run.attempt)
     workload.budget.live_runs.pop(key, None)
-    grace = state.policy.grace_ms if workload.is_allocated else state.policy.unallocated_grace_ms
+    grace = grace_of(state, workload)
+    run.deadline_ms = state.now_ms + grace + state.policy.stop_timeout_ms
+    state.timers.set(workload)
     for node_id in run.held:
         node = state.nodes[node_id]
         preemptible = node.preemptible.pop(key, None) or node.unprotected.pop(key, None)
@@ -231,6 +236,15 @@ def stop(state: ClusterState, workload: Workload, reason: StopReason, beneficiar
         )
 
 
+def grace_of(state: ClusterState, workload: Workload) -> int:
+    """Return the time between a stop of its run and the kill, in milliseconds."""
+    return state.policy.grace_ms if workload.is_allocated else state.policy.unallocated_grace_ms
+
+
+#: Stops that are no doing of the work's, nor of anybody who may take its GPUs.
+_INFRASTRUCTURE = (None, StopReason.GANG_BROKEN, StopReason.START_DEADLINE, StopReason.NODE_FAILED)
+
+
 def _end(state: ClusterState, workload: Workload, run: Run) -> None:
     """Settle what becomes of a workload whose run has released everything.
 
@@ -242,11 +256,14 @@ def _end(state: ClusterState, workload: Workload, run: Run) -> None:
         finish(state, workload, Phase.CANCELLED, "cancelled while it ran")
     elif run.failed:
         finish(state, workload, Phase.FAILED, f"{run.failed} of {len(run.places)} nodes failed, first {run.failure}")
-    elif run.infrastructure or (run.stopped and run.stop in (None, StopReason.GANG_BROKEN, StopReason.START_DEADLINE)):
+    elif run.infrastructure or (run.stopped and run.stop in _INFRASTRUCTURE):
         if may_requeue:
-            back_to_queue(state, workload, hold=run.started_ms is None)
+            # A node that was taken out of use does not take it again; of other failures the next may be as quick.
+            is_known = run.stop is StopReason.NODE_FAILED and not run.infrastructure
+            back_to_queue(state, workload, hold=run.started_ms is None and not is_known)
         else:
-            finish(state, workload, Phase.FAILED, "a node was lost, and the work cannot be resumed")
+            why = "a node failed" if run.stop is StopReason.NODE_FAILED else "a node was lost"
+            finish(state, workload, Phase.FAILED, f"{why}, and the work cannot be resumed")
     elif not run.stopped:
         finish(state, workload, Phase.SUCCEEDED, "all ranks ended well")
     elif run.stop is StopReason.TIMED_OUT:
@@ -255,7 +272,8 @@ def _end(state: ClusterState, workload: Workload, run: Run) -> None:
         _back_off(state, workload, run)
         back_to_queue(state, workload, hold=False)
     else:
-        finish(state, workload, Phase.PREEMPTED, f"preempted for {run.beneficiary}, and it cannot be resumed")
+        why = f"preempted for {run.beneficiary}" if run.beneficiary else "a node was drained"
+        finish(state, workload, Phase.PREEMPTED, f"{why}, and it cannot be resumed")
 
 
 def _back_off(state: ClusterState, workload: Workload, run: Run) -> None:
@@ -334,6 +352,22 @@ def lose(state: ClusterState, key: RunKey, node: Node) -> None:
     _after_a_part(state, workload, broken=True)
 
 
+def give_up(state: ClusterState, workload: Workload) -> None:
+    """End a run that did not stop in time: what its nodes still have is theirs to get rid of, and charged to nobody."""
+    run = workload.run
+    if run is None:
+        return
+    key = (workload.id, run.attempt)
+    for id_ in sorted(run.held):
+        node = state.nodes[id_]
+        run.stopped += 1
+        node.orphans[key] = run.held[id_]
+        node.stuck[key] = state.now_ms
+        _give_back(state, workload, run, node)
+        send_away(state, key, node)
+    _end(state, workload, run)
+
+
 def send_away(state: ClusterState, key: RunKey, node: Node) -> None:
     """Tell a node to stop a run that is over for us."""
     state.issue(
@@ -351,6 +385,7 @@ def send_away(state: ClusterState, key: RunKey, node: Node) -> None:
 def forget_orphan(state: ClusterState, node: Node, key: RunKey) -> None:
     """Free the GPUs of a run that was over for us, now that its node no longer has it."""
     mask = node.orphans.pop(key)
+    node.stuck.pop(key, None)
     state.inventory.refile(node)
     state.effects.nodes[node.id] = None
     _hand_over(state, node, mask)
@@ -375,6 +410,26 @@ def end_protection(state: ClusterState, workload: Workload) -> None:
         state.inventory.refile(node)
         state.effects.nodes[node_id] = None
     state.touch(workload)
+    if any(state.nodes[node_id].is_draining for node_id in run.held):
+        stop(state, workload, StopReason.NODE_DRAINED)
+
+
+def warn(state: ClusterState, workload: Workload) -> None:
+    """Tell whoever sits at an interactive session that its protection is about to end."""
+    run = workload.run
+    if run is None or run.protected_until_ms is None:
+        return
+    run.warn_ms = None
+    state.touch(workload)
+    once = "" if run.extended_ms else "; it can be extended once"
+    state.effects.receipts.append(
+        Receipt(
+            workload=workload.id,
+            status=ReceiptStatus.NOTICE,
+            cursor=state.next_cursor - 1,
+            reason=f"protected until {format_instant(run.protected_until_ms)}, and may be stopped from then on{once}",
+        )
+    )
 
 
 def drop_commitment(state: ClusterState, workload: Workload) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from streamsched.model.policy import Policy
     from streamsched.state.cluster import ClusterState
+    from streamsched.state.inventory import Node
     from streamsched.state.reservations import Reservation
 
 
@@ -23,17 +24,26 @@ class Due(IntEnum):
     """What comes due for a workload at a moment; at one moment in this order."""
 
     HOLD_OVER = 0
-    PLAN_EXPIRES = 1
-    START_DEADLINE = 2
-    TIMEOUT = 3
+    #: Before the plans that wait for the run: they fail with its node, and may be made anew at once.
+    STOP_OVERDUE = 1
+    PLAN_EXPIRES = 2
+    START_DEADLINE = 3
+    TIMEOUT = 4
     #: It has waited long enough for others to be preempted for it, or for nodes to be reserved.
-    PATIENCE_OVER = 4
-    RESERVATION_DUE = 5
-    RESERVATION_OVER = 6
+    PATIENCE_OVER = 5
+    RESERVATION_DUE = 6
+    RESERVATION_OVER = 7
+    #: An interactive session is told that its protection is about to end.
+    WARNING = 8
 
 
 #: What the deadline of a run means in each phase.
-_DUE_IN = {Phase.PLANNED: Due.PLAN_EXPIRES, Phase.BOUND: Due.START_DEADLINE, Phase.RUNNING: Due.TIMEOUT}
+_DUE_IN = {
+    Phase.PLANNED: Due.PLAN_EXPIRES,
+    Phase.BOUND: Due.START_DEADLINE,
+    Phase.RUNNING: Due.TIMEOUT,
+    Phase.STOPPING: Due.STOP_OVERDUE,
+}
 
 #: When, what, and for which attempt (of a reservation: which cursor) of which workload.
 _Timer = tuple[int, Due, str, int]
@@ -42,14 +52,15 @@ _Timer = tuple[int, Due, str, int]
 class Timers:
     """The deadlines and protections ahead, earliest first."""
 
-    __slots__ = ("_deadlines", "_protections")
+    __slots__ = ("_deadlines", "_holds", "_protections")
 
     def __init__(self) -> None:
         self._deadlines: list[_Timer] = []
         self._protections: list[tuple[int, str, int]] = []
+        self._holds: list[tuple[int, str]] = []
 
     def __len__(self) -> int:
-        return len(self._deadlines) + len(self._protections)
+        return len(self._deadlines) + len(self._protections) + len(self._holds)
 
     def set(self, workload: Workload) -> None:
         """Set what its present phase brings: the end of its back-off, or the deadline of its run."""
@@ -82,6 +93,16 @@ class Timers:
         """Set the end of a run's protection."""
         heapq.heappush(self._protections, (until_ms, workload.id, workload.attempt))
 
+    def warn(self, workload: Workload) -> None:
+        """Set when an interactive session is warned."""
+        if workload.run is not None and workload.run.warn_ms is not None:
+            heapq.heappush(self._deadlines, (workload.run.warn_ms, Due.WARNING, workload.id, workload.attempt))
+
+    def hold_down(self, node: Node) -> None:
+        """Set when a node that is held down takes work again."""
+        if node.held_down_until_ms is not None:
+            heapq.heappush(self._holds, (node.held_down_until_ms, node.id))
+
     def next_ms(self, state: ClusterState) -> int | None:
         """Return when the next deadline or end of a protection comes due; forgets those that were overtaken."""
         deadlines, protections = self._deadlines, self._protections
@@ -89,14 +110,21 @@ class Timers:
             heapq.heappop(deadlines)
         while protections and _protected(protections[0], state.workloads) is None:
             heapq.heappop(protections)
+        holds = self._holds
+        while holds and not _is_held_down(holds[0], state.nodes):
+            heapq.heappop(holds)
         first = deadlines[0][0] if deadlines else None
         if protections and (first is None or protections[0][0] < first):
-            return protections[0][0]
+            first = protections[0][0]
+        if holds and (first is None or holds[0][0] < first):
+            first = holds[0][0]
         return first
 
     def is_any_due(self, now_ms: int) -> bool:
         """Whether a deadline or a protection ends by now, or seems to."""
         if self._deadlines and self._deadlines[0][0] <= now_ms:
+            return True
+        if self._holds and self._holds[0][0] <= now_ms:
             return True
         return bool(self._protections) and self._protections[0][0] <= now_ms
 
@@ -115,6 +143,19 @@ class Timers:
             workload = _protected(heapq.heappop(protections), workloads)
             if workload is not None:
                 yield workload
+
+    def holds_over(self, now_ms: int, nodes: Mapping[str, Node]) -> Iterator[Node]:
+        """Yield the nodes that need not be held down any longer."""
+        holds = self._holds
+        while holds and holds[0][0] <= now_ms:
+            hold = heapq.heappop(holds)
+            if _is_held_down(hold, nodes):
+                yield nodes[hold[1]]
+
+
+def _is_held_down(hold: tuple[int, str], nodes: Mapping[str, Node]) -> bool:
+    node = nodes.get(hold[1])
+    return node is not None and node.held_down_until_ms == hold[0]
 
 
 def _protected(protection: tuple[int, str, int], workloads: Mapping[str, Workload]) -> Workload | None:
@@ -138,5 +179,7 @@ def _is_pending(timer: _Timer, state: ClusterState) -> bool:
         return workload.run is None and workload.queue_key is None and workload.held_until_ms == due_ms
     if due is Due.PATIENCE_OVER:
         return workload.queue_key is not None
+    if due is Due.WARNING:
+        return workload.phase is Phase.RUNNING and workload.run is not None and workload.run.warn_ms == due_ms
     # The time is compared too: an id that was forgotten may live again, with attempts from 1.
     return _DUE_IN.get(workload.phase) is due and workload.run is not None and workload.run.deadline_ms == due_ms

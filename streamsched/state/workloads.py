@@ -62,6 +62,7 @@ class Workload:
         "gpus_per_rank",
         "held_until_ms",
         "id",
+        "interactive",
         "is_allocated",
         "min_runtime_ms",
         "phase",
@@ -93,6 +94,7 @@ class Workload:
         self.resumable = fact.resumable
         self.priority = fact.priority
         self.command = fact.command
+        self.interactive = fact.interactive
         self.phase = Phase.QUEUED
         #: The number of the present or last attempt; 0 before the first.
         self.attempt = 0
@@ -158,6 +160,7 @@ def contract_fingerprint(contract: Workload | WorkloadSubmitted) -> str:
         contract.timeout_ms,
         contract.resumable,
         contract.command,
+        contract.interactive,
     )
     return hashlib.blake2b(repr(content).encode(), digest_size=8).hexdigest()
 
@@ -181,6 +184,7 @@ class Run:
         "commitment",
         "deadline_ms",
         "decided_at",
+        "extended_ms",
         "failed",
         "failure",
         "gpus",
@@ -197,6 +201,7 @@ class Run:
         "stop",
         "stop_ms",
         "stopped",
+        "warn_ms",
     )
 
     def __init__(self, attempt: int, seats: tuple[Seat, ...], gpus: int, decided_at: int, now_ms: int) -> None:
@@ -226,6 +231,10 @@ class Run:
         #: The start of the gang: when the last node had started.
         self.started_ms: int | None = None
         self.protected_until_ms: int | None = None
+        #: When whoever sits at it is to be warned; None once that is done, and where nobody sits.
+        self.warn_ms: int | None = None
+        #: By how much its protection was extended.
+        self.extended_ms = 0
         #: Why it is being stopped, and since when, and for whom.
         self.stop: StopReason | None = None
         self.stop_ms: int | None = None

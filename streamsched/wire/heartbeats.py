@@ -22,6 +22,7 @@ class Heartbeat(BaseModel):
         boot: The agent's boot id; it changes when the machine restarts.
         health: ``healthy`` or ``unhealthy``; that a node is lost is for others to say.
         reason: Why it is unhealthy.
+        fatal: An unhealthy machine on which nothing may go on, such as one with a GPU that is beyond recovery.
         at_ms: When the agent says it is. A hint: the lease runs on the reader's clock.
         watermark: The last command that the agent has obeyed; absent before the first.
     """
@@ -34,6 +35,7 @@ class Heartbeat(BaseModel):
     boot: Annotated[str, Field(min_length=1, max_length=128)]
     health: Literal[NodeHealth.HEALTHY, NodeHealth.UNHEALTHY]
     reason: Reason | None = None
+    fatal: bool = False
     at_ms: Instant
     watermark: CommandId | None = None
 
