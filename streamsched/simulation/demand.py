@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, Protocol
 from zlib import crc32
 from zoneinfo import ZoneInfo
 
@@ -35,6 +35,9 @@ from streamsched.errors import ConfigurationError
 from streamsched.model.events import BudgetShare, BudgetTreeChanged, WorkloadSubmitted
 from streamsched.model.quantities import DAY, HOUR, MINUTE, SECOND, WHOLE
 from streamsched.node.virtual_node import sleep_argv
+
+if TYPE_CHECKING:
+    from streamsched.state.cluster import ClusterState
 
 #: What people write as a min runtime.
 USUAL_MIN_RUNTIMES_MS: Final = (5 * MINUTE, 15 * MINUTE, 30 * MINUTE, 1 * HOUR, 2 * HOUR, 4 * HOUR, 8 * HOUR)
@@ -79,6 +82,48 @@ class Demand:
     submissions: tuple[Submission, ...]
     budgets: BudgetTreeChanged
     dropped: tuple[DroppedRow, ...] = ()
+
+
+class Source(Protocol):
+    """Whoever submits, one workload at a time, in order of time."""
+
+    @property
+    def budgets(self) -> BudgetTreeChanged:
+        """The tree of budgets that pay."""
+        ...
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """When somebody next thinks of submitting; None when nobody does any more."""
+        ...
+
+    def next_submission(self, now_ms: int, state: ClusterState) -> WorkloadSubmitted | None:
+        """Take the next submission due by now, or None when there is none yet. People may look at the queue first."""
+        ...
+
+
+@dataclass(slots=True)
+class _Listed:
+    """A list that is submitted whatever the queue is like."""
+
+    budgets: BudgetTreeChanged
+    submissions: tuple[Submission, ...]
+    following: int = 0
+
+    @property
+    def next_due_ms(self) -> int | None:
+        return self.submissions[self.following].at_ms if self.following < len(self.submissions) else None
+
+    def next_submission(self, now_ms: int, state: ClusterState) -> WorkloadSubmitted | None:  # noqa: ARG002
+        if self.following == len(self.submissions) or self.submissions[self.following].at_ms > now_ms:
+            return None
+        self.following += 1
+        return self.submissions[self.following - 1].workload
+
+
+def listed(demand: Demand) -> Source:
+    """Return a source that submits what a demand lists."""
+    return _Listed(demand.budgets, demand.submissions)
 
 
 def read_philly(

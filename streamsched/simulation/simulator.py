@@ -15,13 +15,13 @@ from streamsched.model.events import Event, PolicyAdopted, Record
 from streamsched.model.policy import DEFAULT_POLICY, Policy
 from streamsched.replay.replayer import Observer
 from streamsched.scheduling.scheduler import Scheduler
-from streamsched.simulation.demand import Demand
+from streamsched.simulation.demand import Demand, Source, listed
 from streamsched.simulation.virtual_cluster import VirtualCluster
 from streamsched.state.cluster import ClusterState
 
 
 def simulate(
-    demand: Demand,
+    demand: Demand | Source,
     cluster: VirtualCluster,
     policy: Policy = DEFAULT_POLICY,
     *,
@@ -35,7 +35,7 @@ def simulate(
     The ledger begins with the policy, the budgets and the nodes. Equal arguments give equal records.
 
     Args:
-        demand: What is submitted, and the budgets that pay.
+        demand: What is submitted, and the budgets that pay: a list, or a source that sees how full the queue is.
         cluster: Answers the commands. It is used up by this.
         policy: Adopted by the first record.
         since_ms: When the cluster comes up; the first submission's time when None.
@@ -46,30 +46,25 @@ def simulate(
     Raises:
         ValueError: The cluster comes up after the first submission.
     """
-    submissions = demand.submissions
-    now_ms = since_ms if since_ms is not None else (submissions[0].at_ms if submissions else 0)
-    if submissions and submissions[0].at_ms < now_ms:
-        raise ValueError(f"since_ms is {now_ms}, after the first submission at {submissions[0].at_ms}")
+    source = listed(demand) if isinstance(demand, Demand) else demand
+    first_ms = source.next_due_ms
+    now_ms = since_ms if since_ms is not None else (first_ms or 0)
+    if first_ms is not None and first_ms < now_ms:
+        raise ValueError(f"since_ms is {now_ms}, after the first submission at {first_ms}")
     loop = _Loop(scheduler or Scheduler(), cluster, tuple(observers))
-    for event in _beginning(demand, cluster, policy):
+    for event in _beginning(source, cluster, policy):
         loop.append(event, now_ms)
     loop.propose(now_ms)
 
-    count, following = len(submissions), 0
     while True:
-        due_ms = _earliest(
-            submissions[following].at_ms if following < count else None,
-            cluster.next_due_ms,
-            loop.wakeup_ms(now_ms),
-        )
+        due_ms = _earliest(source.next_due_ms, cluster.next_due_ms, loop.wakeup_ms(now_ms))
         if due_ms is None or (until_ms is not None and due_ms > until_ms):
             break
-        if following == count and cluster.next_due_ms is None and not loop.scheduler.state.workloads:
+        if source.next_due_ms is None and cluster.next_due_ms is None and not loop.scheduler.state.workloads:
             break
         now_ms = max(now_ms, due_ms)
-        while following < count and submissions[following].at_ms <= now_ms:
-            loop.append(submissions[following].workload, now_ms)
-            following += 1
+        while (workload := source.next_submission(now_ms, loop.scheduler.state)) is not None:
+            loop.append(workload, now_ms)
         while (fact := cluster.next_fact(now_ms)) is not None:
             loop.append(fact, now_ms)
         loop.propose(now_ms)
@@ -113,9 +108,9 @@ class _Loop:
                 self.append(fact, now_ms)
 
 
-def _beginning(demand: Demand, cluster: VirtualCluster, policy: Policy) -> Iterable[Event]:
+def _beginning(source: Source, cluster: VirtualCluster, policy: Policy) -> Iterable[Event]:
     return chain(
-        [PolicyAdopted(policy=policy, reason="the policy of this simulation"), demand.budgets],
+        [PolicyAdopted(policy=policy, reason="the policy of this simulation"), source.budgets],
         cluster.inventories(),
     )
 
