@@ -14,11 +14,11 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from streamsched.model.events import NodeHealth
 from streamsched.model.quantities import WHOLE, counted, format_duration, format_instant, gpu_hours
 from streamsched.replay.answers import AsOf, Explanation, Job, Jobs, Machine, Nodes, Share, Shares, Summary
 from streamsched.replay.audit import Audit
 from streamsched.scheduling.verdicts import Fit, Standing, Verdict
+from streamsched.state.standing import NodeState
 from streamsched.state.workloads import Phase
 
 #: Wide enough that no line of a table is ever cut where no terminal limits it.
@@ -40,7 +40,7 @@ _PHASE_STYLES = {
     Phase.TIMED_OUT: "red",
     Phase.PREEMPTED: "magenta",
 }
-_HEALTH_STYLES = {NodeHealth.HEALTHY: "green", NodeHealth.UNHEALTHY: "yellow", NodeHealth.LOST: "red"}
+_STATE_STYLES = dict.fromkeys(NodeState, "yellow") | {NodeState.HEALTHY: "green", NodeState.LOST: "red"}
 
 
 def show(screen: RenderableType, *, wraps: bool = False) -> None:
@@ -103,6 +103,16 @@ def jobs(answer: Jobs) -> RenderableType:
     return Group(table, _as_of(answer, count if answer.jobs else f"{count}; --ended lists those that are over too"))
 
 
+def _kinds(rates: dict[str, int]) -> str:
+    """Return what the GPUs of several pools count; nothing where there is one pool."""
+    if len(rates) < 2:
+        return ""
+    if set(rates.values()) == {1}:
+        return "\nKinds of GPU are not weighted: one of any pool counts as one."
+    card = ", ".join(f"{pool} {rate}" for pool, rate in rates.items())
+    return f"\nIn units of the rate card, for each GPU: {card}."
+
+
 def _why(job: Job) -> str:
     """Return why it waits or ended. The words for waiting are a closed list, so they may lose their underscores."""
     reason = job.reason or ""
@@ -112,11 +122,27 @@ def _why(job: Job) -> str:
 def nodes(answer: Nodes) -> RenderableType:
     """Return machines as a table."""
     table = _table(
-        ("node", "pool", "health", ">GPUs", ">free", "held by"),
-        [(node.node, node.pool, _health(node), str(node.gpus), str(node.free), _held(node)) for node in answer.nodes],
+        ("node", "pool", "state", ">GPUs", ">free", "held by"),
+        [(node.node, node.pool, _state(node), str(node.gpus), str(node.free), _held(node)) for node in answer.nodes],
     )
     total, free = sum(node.gpus for node in answer.nodes), sum(node.free for node in answer.nodes)
     return Group(table, _as_of(answer, f"{len(answer.nodes)} nodes, {free} of {total} GPUs free"))
+
+
+def node(answer: Nodes) -> RenderableType:
+    """Return one machine: its state, since when, who or what set it, what it waits for, and who holds its GPUs."""
+    (machine,), now_ms = answer.nodes, answer.at_ms
+    lines = [
+        f"{machine.node}  {machine.state.replace('_', ' ')} since {_clock(machine.since_ms, now_ms)}",
+        f"  {machine.gpus} GPUs of {machine.pool}, {machine.free} free; says that it is {machine.health}",
+    ]
+    if machine.reason is not None or machine.waits_for is not None:
+        lines.append(f"  set by {machine.by}: {machine.reason or 'no reason given'}")
+    if machine.waits_for is not None:
+        lines.append(f"  waits for {machine.waits_for}")
+    if machine.held:
+        lines.append(f"  held by {_held(machine)}")
+    return Group(*lines, _as_of(answer, machine.node))
 
 
 def shares(answer: Shares) -> RenderableType:
@@ -143,7 +169,8 @@ def shares(answer: Shares) -> RenderableType:
     window = format_duration(answer.window_ms)
     legend = Text(
         f"Over the last {window}: ratio = (used + ahead) / due; below 1, time is owed.\n"
-        "ahead = protected time still to come; uncharged = unallocated time; GPUs now = allocated + unallocated.",
+        "ahead = protected time still to come; uncharged = unallocated time; GPUs now = allocated + unallocated."
+        f"{_kinds(answer.rates)}",
         "dim",
     )
     return Group(table, legend, _as_of(answer, f"{answer.capacity_gpus} GPUs can be scheduled"))
@@ -344,9 +371,9 @@ def _held(node: Machine) -> str:
     return _some([f"{run.workload} ({run.gpus})" for run in node.held])
 
 
-def _health(node: Machine) -> Text:
-    text = Text(node.health, _HEALTH_STYLES[node.health])
-    return text.append(f" ({node.reason})") if node.reason and node.health is not NodeHealth.HEALTHY else text
+def _state(node: Machine) -> Text:
+    text = Text(node.state.replace("_", " "), _STATE_STYLES[node.state])
+    return text.append(f" ({node.reason})") if node.reason else text
 
 
 def _percent(nano: int) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from streamsched.cli.moments import Moment
     from streamsched.cli.places import Place
     from streamsched.model.commands import Receipt
+    from streamsched.model.events import Drain
     from streamsched.node.virtual_node import NodeSpec
 
 HELP = """
@@ -49,7 +50,7 @@ app = typer.Typer(
 )
 topics_app = typer.Typer(help="Create and verify the topics of a cluster on Kafka.", no_args_is_help=True)
 budgets_app = typer.Typer(help="Show and change the budget tree.", no_args_is_help=True)
-node_app = typer.Typer(help="Run node agents.", no_args_is_help=True)
+node_app = typer.Typer(help="Take nodes out of use and back, and run node agents.", no_args_is_help=True)
 app.add_typer(budgets_app, name="budgets")
 app.add_typer(topics_app, name="topics")
 app.add_typer(node_app, name="node")
@@ -231,6 +232,9 @@ def submit(
     ] = "0",
     timeout: Annotated[str | None, typer.Option(metavar="TIME", help="Stop the run this long after its start.")] = None,
     resumable: Annotated[bool, typer.Option("--resumable", help="A preempted run may be queued again.")] = False,
+    interactive: Annotated[
+        bool, typer.Option("--interactive", help="Warn before the protection ends; it can be extended once.")
+    ] = False,
     priority: Annotated[int, typer.Option(help="Orders work inside the budget only; larger goes first.")] = 0,
     workload: Annotated[
         str | None, typer.Option("--id", help="Its id, never reused. The same request twice is one workload.")
@@ -258,6 +262,7 @@ def submit(
         pool=pool,
         timeout_ms=None if timeout is None else duration_ms(timeout, "--timeout"),
         resumable=resumable,
+        interactive=interactive,
         priority=priority,
         command=tuple(command),
         actor=actor,
@@ -278,6 +283,26 @@ def cancel(
     Example: `streamsched cancel probe-7 --reason "wrong data"`
     """
     _settled(_place(to).cancel(workload, reason=reason, actor=actor), f"cancellation of {workload}", as_json)
+
+
+@app.command(rich_help_panel=_ASK)
+def extend(
+    workload: Annotated[str, typer.Argument(help="The id of a running interactive session.")],
+    by: Annotated[str, typer.Option(metavar="TIME", help="How much longer it is protected, such as 1h.")],
+    actor: Annotated[str | None, typer.Option(help="Who asks.")] = None,
+    to: To = DEFAULT_PLACE,
+    as_json: AsJson = False,
+) -> None:
+    """Protect an interactive session for longer: once for each run, and the time is charged.
+
+    Example: `streamsched extend notebook-3 --by 1h`
+    """
+    from streamsched.cli.moments import duration_ms
+    from streamsched.client.requests import checked, new_id
+    from streamsched.model.events import RunExtended
+
+    fields = {"workload": workload, "extra_ms": duration_ms(by, "--by"), "actor": actor, "corr": new_id()}
+    _settled(_place(to).control(checked(RunExtended, fields)), f"extension of {workload} by {by}", as_json)
 
 
 @app.command(rich_help_panel=_ASK)
@@ -342,7 +367,7 @@ def explain(
 def shares(source: From = DEFAULT_PLACE, at: At = None, as_json: AsJson = False) -> None:
     """Show the budget tree: what each part of it is due, has used and holds.
 
-    JSON: `{"cursor", "at_ms", "change", "capacity_gpus", "window_ms", "shares": [...]}`, parents before children.
+    JSON: `{"cursor", "at_ms", "change", "capacity_gpus", "rates", "window_ms", "shares": [...]}`, parents first.
 
     Example: `streamsched shares --from streamsched-data --at 2026-11-30T09:00:00Z`
     """
@@ -366,6 +391,82 @@ def nodes(source: From = DEFAULT_PLACE, at: At = None, as_json: AsJson = False) 
     with _asking(source, at) as place:
         answer = place.nodes()
     _answer(answer, screens.nodes(answer), as_json)
+
+
+@node_app.command("show")
+def node_show(
+    node: Annotated[str, typer.Argument(help="Its name.")],
+    source: From = DEFAULT_PLACE,
+    at: At = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how a node stands: its state, since when, who or what set it, and what it waits for.
+
+    JSON: that of `streamsched nodes`, with this node alone.
+
+    Example: `streamsched node show rack-a-7`
+    """
+    from streamsched.cli import screens
+    from streamsched.errors import RequestError
+
+    with _asking(source, at) as place:
+        answer = place.nodes()
+    answer = answer.model_copy(update={"nodes": tuple(machine for machine in answer.nodes if machine.node == node)})
+    if not answer.nodes:
+        raise RequestError("not_found", f"there is no node {node!r}; `streamsched nodes` lists them.")
+    _answer(answer, screens.node(answer), as_json, wraps=True)
+
+
+@node_app.command("cordon")
+def node_cordon(
+    node: Annotated[str, typer.Argument(help="Its name.")],
+    reason: Annotated[str, typer.Option(help="Why; everybody can see it.")],
+    actor: Annotated[str | None, typer.Option(help="Who says so.")] = None,
+    to: To = DEFAULT_PLACE,
+    as_json: AsJson = False,
+) -> None:
+    """Give a node no new work. What has started there goes on, and what has not is placed elsewhere.
+
+    Example: `streamsched node cordon rack-a-7 --reason "odd fan noise"`
+    """
+    from streamsched.model.events import Drain
+
+    _order(node, Drain.CORDON, reason, actor, to, as_json)
+
+
+@node_app.command("drain")
+def node_drain(
+    node: Annotated[str, typer.Argument(help="Its name.")],
+    reason: Annotated[str, typer.Option(help="Why; everybody can see it.")],
+    hard: Annotated[bool, typer.Option("--hard", help="Stop everything now, protected or not.")] = False,
+    actor: Annotated[str | None, typer.Option(help="Who says so.")] = None,
+    to: To = DEFAULT_PLACE,
+    as_json: AsJson = False,
+) -> None:
+    """Empty a node: unallocated work leaves at once, allocated work as its protection ends. It stays out of use.
+
+    Example: `streamsched node drain rack-a-7 --reason "replace the power supply"`
+    """
+    from streamsched.model.events import Drain
+
+    _order(node, Drain.HARD if hard else Drain.SOFT, reason, actor, to, as_json)
+
+
+@node_app.command("undrain")
+def node_undrain(
+    node: Annotated[str, typer.Argument(help="Its name.")],
+    reason: Annotated[str, typer.Option(help="Why; it is kept in the ledger.")],
+    actor: Annotated[str | None, typer.Option(help="Who says so.")] = None,
+    to: To = DEFAULT_PLACE,
+    as_json: AsJson = False,
+) -> None:
+    """End a cordon or a drain, and a hold that the scheduler put on a node that fell too often.
+
+    Example: `streamsched node undrain rack-a-7 --reason "repaired"`
+    """
+    from streamsched.model.events import Drain
+
+    _order(node, Drain.NONE, reason, actor, to, as_json)
 
 
 @budgets_app.command("show")
@@ -578,6 +679,15 @@ def _answer(answer: BaseModel, screen: RenderableType, as_json: bool, *, wraps: 
         screens.show_json(answer)
     else:
         screens.show(screen, wraps=wraps)
+
+
+def _order(node: str, drain: Drain, reason: str, actor: str | None, to: str, as_json: bool) -> None:
+    """Order that a node be taken out of use or put back, and print what became of it."""
+    from streamsched.client.requests import checked, new_id
+    from streamsched.model.events import NodeDrainChanged
+
+    fields = {"node": node, "drain": drain, "reason": reason, "actor": actor, "corr": new_id()}
+    _settled(_place(to).control(checked(NodeDrainChanged, fields)), f"drain {drain} of node {node}", as_json)
 
 
 def _settled(receipt: Receipt, what: str, as_json: bool) -> None:

@@ -12,13 +12,14 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from streamsched.model.events import NodeHealth, WorkloadSubmitted
+from streamsched.model.events import Drain, NodeHealth, WorkloadSubmitted
 from streamsched.model.identifiers import BudgetId
 from streamsched.replay.story import Chronicle, Happening
 from streamsched.scheduling.verdicts import Verdict, verdict, waiting_code
 from streamsched.state.cluster import ClusterState
 from streamsched.state.inventory import Node
 from streamsched.state.snapshot import digest
+from streamsched.state.standing import NodeState, standing
 from streamsched.state.usage import Budget
 from streamsched.state.workloads import Finished, Phase, Workload
 from streamsched.wire.refusals import refusal_of
@@ -138,7 +139,14 @@ class Machine(Answer):
 
     Attributes:
         free: GPUs that nobody holds.
-        since_ms: When its health last changed.
+        health: What it last said of itself, or that it is silent.
+        state: Where it stands between use and repair.
+        drain: How far it is being emptied.
+        since_ms: Since when it is in this state.
+        by: Who or what set it.
+        reason: Why.
+        waits_for: What ends the state; None for a node in use.
+        empty_by_ms: When a draining node will be empty at the latest; None where that is not known.
         held: The runs that hold the others.
     """
 
@@ -146,8 +154,13 @@ class Machine(Answer):
     pool: str
     domains: tuple[str, ...]
     health: NodeHealth
-    reason: str | None
+    state: NodeState
+    drain: Drain
     since_ms: int
+    by: str
+    reason: str | None
+    waits_for: str | None
+    empty_by_ms: int | None
     gpus: int
     free: int
     held: tuple[HeldBy, ...]
@@ -200,11 +213,14 @@ class Shares(AsOf):
     Attributes:
         change: The id of the tree's last change; name it as ``previous`` of the next one. None before the first.
         capacity_gpus: GPUs that can be scheduled now.
+        rates: What a GPU of each pool counts, by the policy's rate card. Times and numbers of the shares are in these
+            units: GPUs where every rate is 1.
         window_ms: The lookback window over which use counts.
     """
 
     change: str | None
     capacity_gpus: int
+    rates: dict[str, int]
     window_ms: int
     shares: tuple[Share, ...]
 
@@ -282,7 +298,7 @@ def nodes(state: ClusterState) -> Nodes:
     return Nodes(
         cursor=state.next_cursor - 1,
         at_ms=state.now_ms,
-        nodes=tuple(_machine(state.nodes[name]) for name in sorted(state.nodes)),
+        nodes=tuple(_machine(state, state.nodes[name]) for name in sorted(state.nodes)),
     )
 
 
@@ -293,7 +309,8 @@ def shares(state: ClusterState) -> Shares:
         cursor=state.next_cursor - 1,
         at_ms=state.now_ms,
         change=tree.change,
-        capacity_gpus=tree.capacity_gpus,
+        capacity_gpus=state.inventory.capacity_gpus,
+        rates={pool.id: pool.rate for pool in state.inventory.pools.values()},
         window_ms=state.policy.window_ms,
         shares=tuple(_share(budget, state.now_ms) for budget in tree.root.below()),
     )
@@ -395,14 +412,13 @@ def _contract(submitted: WorkloadSubmitted) -> dict[str, object]:
     }
 
 
-def _machine(node: Node) -> Machine:
+def _machine(state: ClusterState, node: Node) -> Machine:
     return Machine(
+        **standing(state, node)._asdict(),
         node=node.id,
         pool=node.pool,
         domains=tuple(node.domains),
         health=node.health,
-        reason=node.reason,
-        since_ms=node.since_ms,
         gpus=node.gpus,
         free=node.free_mask.bit_count(),
         held=tuple(

@@ -197,7 +197,7 @@ class _Progress:
         """Bring the line up to date."""
         running = sum(workload.run is not None for workload in state.workloads.values())
         root = state.budgets.root
-        held, capacity = root.allocated_gpus + root.unallocated_gpus, state.budgets.capacity_gpus
+        held, capacity = root.allocated_gpus + root.unallocated_gpus, state.budgets.capacity_units
         per_second = self._records / max(1e-3, time.perf_counter() - self._began)
         self._progress.update(
             self._task,

@@ -62,7 +62,7 @@ def standing(budget: Budget, draft: Draft, *, allocated: bool) -> Standing:
     above = False
     if draft.state.policy.order is Order.DUE_FIRST:
         held = budget.charged.held + draft.given.get(budget, 0)
-        above = held * WHOLE >= budget.quota_nano * tree.capacity_gpus
+        above = held * WHOLE >= budget.quota_nano * tree.capacity_units
     return Standing(charged, committed, entitled, above)
 
 

@@ -370,7 +370,7 @@ class OutcomeRecorder:
         if self._since_ms is None:
             self._since_ms = now_ms
         self._next_sample_ms = (now_ms // HOUR + 1) * HOUR
-        self._peak_gpus = max(self._peak_gpus, state.budgets.capacity_gpus)
+        self._peak_gpus = max(self._peak_gpus, state.inventory.capacity_gpus)
         for leaf in state.budgets.leaves():
             used = leaf.charged_gpu_ms(now_ms) + leaf.committed_gpu_ms(now_ms)
             sample = RatioSample(now_ms, used, leaf.entitled_gpu_ms(now_ms))

@@ -41,11 +41,11 @@ from streamsched.state import machines, requests, rounds, runs
 from streamsched.state.backlog import Backlog
 from streamsched.state.dispatch import Dispatch
 from streamsched.state.disruption import DisruptionBudget
-from streamsched.state.inventory import Inventory, Node
+from streamsched.state.inventory import Inventory, Node, RunKey
 from streamsched.state.reasons import Ignored
 from streamsched.state.reservations import Reservation
 from streamsched.state.timers import Due, Timers
-from streamsched.state.usage import BudgetTree
+from streamsched.state.usage import Budget, BudgetTree
 from streamsched.state.workloads import Finished, Workload
 
 #: A digest of the whole state is recorded after so many records, or after as many as the state has entries when those
@@ -88,6 +88,7 @@ class ClusterState:
         self.allocated = Backlog()
         self.unallocated = Backlog()
         self.inventory = Inventory()
+        self.inventory.set_rates(policy)
         self.budgets = BudgetTree(policy.window_ms, policy.min_runtime_cap_ms)
         self.budgets.follow(policy, 0)
         #: Health of nodes that have not yet said what they are.
@@ -114,6 +115,8 @@ class ClusterState:
 
         # Derived: set again by `thaw`, no part of the digest.
         self.timers = Timers()
+        #: Allocated runs past their protection that nobody stops yet, by leaf.
+        self.unprotected: dict[Budget, dict[RunKey, Workload]] = {}
         #: Nodes on which nothing stays past its protection.
         self.draining: dict[str, None] = {}
         #: Rises when time alone lets something be decided: a patience or a reservation that came due or ended.
@@ -185,8 +188,8 @@ class ClusterState:
 
         if self.draining:
             machines.note_empty(self)
-        if self.inventory.capacity_gpus != self.budgets.capacity_gpus:
-            self.budgets.set_capacity(self.inventory.capacity_gpus, self.now_ms)
+        if self.inventory.capacity_units != self.budgets.capacity_units:
+            self.budgets.set_capacity(self.inventory.capacity_units, self.now_ms)
         if self.next_cursor == self.next_hash:
             self._hash()
         return effects
@@ -327,6 +330,34 @@ class ClusterState:
     def backlog_of(self, workload: Workload) -> Backlog:
         """Return the backlog of its class."""
         return self.allocated if workload.is_allocated else self.unallocated
+
+    def expose(self, workload: Workload) -> None:
+        """Let an allocated run past its protection be a victim."""
+        run = workload.run
+        if run is None:
+            return
+        key = (workload.id, run.attempt)
+        self.unprotected.setdefault(workload.budget, {})[key] = workload
+        for node_id, mask in run.held.items():
+            node = self.nodes[node_id]
+            node.unprotected[key] = mask
+            self.inventory.refile(node)
+
+    def shield(self, workload: Workload) -> None:
+        """Let a run no longer be chosen as a victim: it is protected again, or it ends."""
+        run = workload.run
+        runs_of_leaf = self.unprotected.get(workload.budget)
+        if run is None or runs_of_leaf is None:
+            return
+        key = (workload.id, run.attempt)
+        if runs_of_leaf.pop(key, None) is None:
+            return
+        if not runs_of_leaf:
+            del self.unprotected[workload.budget]
+        for node_id in run.held:
+            node = self.nodes[node_id]
+            node.unprotected.pop(key, None)
+            self.inventory.refile(node)
 
     def queue(self, workload: Workload) -> None:
         """File a workload in its backlog, and set what its wait brings."""

@@ -124,12 +124,12 @@ class _Account:
             at_ms = end_ms
         self.since_ms = max(self.since_ms, now_ms)
 
-    def level(self, budget: Budget, capacity_gpus: int) -> None:
+    def level(self, budget: Budget, capacity_units: int) -> None:
         """Take the levels that hold from now on."""
         self.allocated = budget.allocated_gpus
         self.unallocated = budget.unallocated_gpus
         self.queued = budget.queued_gpus
-        self.quota_nano = budget.quota_nano * capacity_gpus
+        self.quota_nano = budget.quota_nano * capacity_units
 
 
 class HourlyUse:
@@ -138,7 +138,7 @@ class HourlyUse:
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
         self._change: str | None = None
-        self._capacity_gpus = 0
+        self._capacity_units = 0
         self._next_cursor = 0
 
     @property
@@ -150,11 +150,11 @@ class HourlyUse:
         """Follow one record: call it after each ``state.apply``, with what that returned."""
         self._next_cursor = state.next_cursor
         tree = state.budgets
-        if tree.capacity_gpus != self._capacity_gpus or tree.change != self._change:
-            self._capacity_gpus, self._change = tree.capacity_gpus, tree.change
+        if tree.capacity_units != self._capacity_units or tree.change != self._change:
+            self._capacity_units, self._change = tree.capacity_units, tree.change
             self._relevel(state)
             return
-        now_ms, capacity_gpus = state.now_ms, self._capacity_gpus
+        now_ms, capacity_units = state.now_ms, self._capacity_units
         for name in effects.budgets:
             budget = tree.get(name) if name else tree.root
             if budget is None:
@@ -164,7 +164,7 @@ class HourlyUse:
                 account = self._accounts[name] = _Account(now_ms)
             if account.since_ms != now_ms:
                 account.settle(now_ms)
-            account.level(budget, capacity_gpus)
+            account.level(budget, capacity_units)
 
     def settle(self, now_ms: int) -> None:
         """Book what every budget holds up to now, so that the present hour reads as far as it has come."""
@@ -217,7 +217,7 @@ class HourlyUse:
             account = self._accounts.get(name)
             if account is None:
                 account = self._accounts[name] = _Account(now_ms)
-            account.level(budget, self._capacity_gpus)
+            account.level(budget, self._capacity_units)
 
 
 def _use(hour: list[int]) -> Use:

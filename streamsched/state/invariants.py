@@ -75,6 +75,7 @@ def _check_rooms(state: ClusterState) -> None:
     for pool in state.inventory.pools.values():
         free, reclaimable, takeable = Room(), Room(), Room()
         installed, well = Sizes(), Sizes()
+        working = 0
         for index, node in enumerate(pool.nodes):
             _demand(node.index == index, f"node {node.id} believes to be at {node.index}, and is at {index}")
             healthy = node.takes_work
@@ -86,11 +87,13 @@ def _check_rooms(state: ClusterState) -> None:
                 room.counts[gpus] += 1
             installed.add(node.gpus, 1)
             if healthy:
+                working |= 1 << index
                 well.add(node.gpus, 1)
-                capacity += node.gpus
+                capacity += node.gpus * pool.rate
             elif node.health is not NodeHealth.LOST:
-                capacity += node.occupied_gpus
+                capacity += node.occupied_gpus * pool.rate
         _demand(pool.installed.counts == installed.counts, f"pool {pool.id}: the sizes differ from the nodes")
+        _demand(pool.working == working, f"pool {pool.id}: the nodes that take work differ from the nodes")
         _demand(pool.healthy.counts == well.counts, f"pool {pool.id}: the healthy sizes differ from the nodes")
         for name, room, derived in (
             ("free", pool.free, free),
@@ -99,7 +102,7 @@ def _check_rooms(state: ClusterState) -> None:
         ):
             _demand(room.nodes == derived.nodes, f"pool {pool.id}: the {name} index differs from the nodes")
             _demand(room.counts == derived.counts, f"pool {pool.id}: the {name} counts differ from the nodes")
-    _demand(capacity == state.budgets.capacity_gpus, f"capacity is {state.budgets.capacity_gpus}, not {capacity}")
+    _demand(capacity == state.budgets.capacity_units, f"capacity is {state.budgets.capacity_units}, not {capacity}")
 
 
 def _check_gangs(state: ClusterState) -> None:
@@ -140,7 +143,7 @@ def _check_budgets(state: ClusterState) -> None:
         sums[id(budget)] = [0] * 6
     for workload in state.workloads.values():
         run = workload.run
-        held = sum(mask.bit_count() for mask in run.held.values()) if run is not None else 0
+        held = sum(mask.bit_count() * run.rate for mask in run.held.values()) if run is not None else 0
         for budget in workload.budget.path:
             mine = sums.get(id(budget))
             _demand(mine is not None, f"{workload.id}: its budget {budget.id} is forgotten")

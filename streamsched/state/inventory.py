@@ -15,6 +15,8 @@ from streamsched.model.events import Drain, NodeHealth
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from streamsched.model.policy import Policy
+
 #: The most GPUs that a node can have.
 MAX_GPUS = 16
 _SIZES = range(MAX_GPUS + 1)
@@ -262,10 +264,12 @@ class Room(Sizes):
 class Pool:
     """The nodes of one kind, in the order of their places, with what they offer."""
 
-    __slots__ = ("free", "healthy", "id", "installed", "nodes", "reclaimable", "takeable", "working")
+    __slots__ = ("free", "healthy", "id", "installed", "nodes", "rate", "reclaimable", "takeable", "working")
 
-    def __init__(self, id_: str) -> None:
+    def __init__(self, id_: str, rate: int) -> None:
         self.id = id_
+        #: What one of its GPUs costs, in units of the rate card.
+        self.rate = rate
         self.nodes: list[Node] = []
         #: What is free on healthy nodes.
         self.free = Room()
@@ -288,7 +292,7 @@ class Pool:
 class Inventory:
     """All nodes of one cluster, their pools, and the schedulable GPUs."""
 
-    __slots__ = ("capacity_gpus", "gains", "nodes", "pools")
+    __slots__ = ("_rates", "capacity_gpus", "capacity_units", "gains", "nodes", "pools")
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
@@ -298,6 +302,17 @@ class Inventory:
         self.gains = 0
         #: GPUs of healthy nodes, and GPUs still held on unhealthy ones.
         self.capacity_gpus = 0
+        #: The same in units of the rate card, and what a GPU costs by pool, where it is not 1.
+        self.capacity_units = 0
+        self._rates: dict[str, int] = {}
+
+    def set_rates(self, policy: Policy) -> None:
+        """Take the rate card of a policy: what the GPUs are worth changes at once."""
+        self._rates = {rate.pool: rate.rate for rate in policy.rates}
+        self.capacity_units = 0
+        for pool in self.pools.values():
+            pool.rate = self._rates.get(pool.id, 1)
+            self.capacity_units += pool.rate * sum(node.filed_capacity for node in pool.nodes)
 
     def candidates(self, pool: str | None) -> Collection[Pool]:
         """Return the pools that a request for `pool` (None: any) may use, by name."""
@@ -309,7 +324,7 @@ class Inventory:
         """Take a new node into its pool."""
         self.nodes[node.id] = node
         if node.pool not in self.pools:
-            self.pools[node.pool] = Pool(node.pool)
+            self.pools[node.pool] = Pool(node.pool, self._rates.get(node.pool, 1))
             self.pools = dict(sorted(self.pools.items()))
         pool = self.pools[node.pool]
         index = bisect_left(pool.nodes, node.place_key, key=lambda other: other.place_key)
@@ -335,6 +350,7 @@ class Inventory:
         pool.reclaimable.move(node.index, node.filed_reclaimable, 0)
         pool.takeable.move(node.index, node.filed_takeable, 0)
         self.capacity_gpus -= node.filed_capacity
+        self.capacity_units -= node.filed_capacity * pool.rate
         for later in pool.nodes[node.index + 1 :]:
             later.index -= 1
         del pool.nodes[node.index]
@@ -381,4 +397,5 @@ class Inventory:
             node.filed_takeable = takeable
         if capacity != node.filed_capacity:
             self.capacity_gpus += capacity - node.filed_capacity
+            self.capacity_units += (capacity - node.filed_capacity) * self.pools[node.pool].rate
             node.filed_capacity = capacity

@@ -244,6 +244,7 @@ def adopt(state: ClusterState, fact: PolicyAdopted) -> None:
     state.policy = fact.policy
     state.policy_version += 1
     state.budgets.follow(fact.policy, state.now_ms)
+    state.inventory.set_rates(fact.policy)
 
 
 def reject(state: ClusterState, fact: Rejected) -> None:

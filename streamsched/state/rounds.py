@@ -126,13 +126,13 @@ def _accept(state: ClusterState, item: ProposedPlacement) -> None:
 def _protected_time(state: ClusterState, workload: Workload, run: Run) -> int:
     """Return how long a run will be protected: what it asked for, and less if the policy says so above a quota."""
     if state.policy.scheme is Scheme.PRIORITY:
-        return limits.protected_time(workload.budget, run.units, state.budgets.capacity_gpus)
+        return limits.protected_time(workload.budget, run.units, state.budgets.capacity_units)
     most = state.policy.over_quota_protection_ms
     wanted = workload.effective_min_ms
     if most is None or wanted <= most:
         return wanted
     leaf = workload.budget
-    quota = leaf.quota_nano * state.budgets.capacity_gpus
+    quota = leaf.quota_nano * state.budgets.capacity_units
     return most if (leaf.charged.held + run.units) * WHOLE > quota else wanted
 
 

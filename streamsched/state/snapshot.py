@@ -150,8 +150,11 @@ def _use_in(values: list[int]) -> SlidingUse:
     return use
 
 
+# Integers that may come to be larger than the 64 bits of a number here are written as text: sums of a rate card's units
+# times the time since 1970, and fixed point.
+
+
 def _fading_out(fading: FadingSum) -> list[str]:
-    """Return a fading sum as text: it is larger than a number of JSON may be."""
     return [str(fading.amount), str(fading.as_of_ms)]
 
 
@@ -170,9 +173,9 @@ def _budget_out(budget: Budget, number: dict[int, int]) -> dict[str, Any]:
         "closed": budget.closed,
         "charged": _use_out(budget.charged),
         "uncharged": _use_out(budget.uncharged),
-        "commitment": [budget.commitment_fixed, budget.commitment_gpus, budget.commitment_sum],
+        "commitment": [budget.commitment_fixed, budget.commitment_gpus, str(budget.commitment_sum)],
         "queued": budget.queued_gpus,
-        "segments": [list(segment) for segment in budget.segments],
+        "segments": [[str(begin), quota] for begin, quota in budget.segments],
         "fading": [
             _fading_out(fading) for fading in (budget.fading_charged, budget.fading_uncharged, budget.fading_quota)
         ],
@@ -184,8 +187,8 @@ def _tree_out(tree: BudgetTree, number: dict[int, int]) -> dict[str, Any]:
         "change": tree.change,
         "closed_in_use": [number[id(budget)] for budget in tree.closed_in_use],
         "changes": [[when, number[id(leaf)], gpus, charged] for when, leaf, gpus, charged in tree.changes],
-        "capacity": [tree.capacity_gpus, tree.capacity_integral, tree.capacity_as_of_ms],
-        "trailing": [tree.trailing_gpus, tree.trailing_integral, tree.trailing_as_of_ms],
+        "capacity": [tree.capacity_units, str(tree.capacity_integral), tree.capacity_as_of_ms],
+        "trailing": [tree.trailing_gpus, str(tree.trailing_integral), tree.trailing_as_of_ms],
         "capacity_changes": [list(change) for change in tree.capacity_changes],
         "fading_capacity": _fading_out(tree.fading_capacity),
     }
@@ -203,16 +206,19 @@ def _tree_in(tree: BudgetTree, fields: dict[str, Any], items: list[dict[str, Any
                 budgets[item["parent"]].children[budget.id] = budget
         budget.fraction_nano, budget.quota_nano, budget.closed = item["fraction"], item["quota"], item["closed"]
         budget.charged, budget.uncharged = _use_in(item["charged"]), _use_in(item["uncharged"])
-        budget.commitment_fixed, budget.commitment_gpus, budget.commitment_sum = item["commitment"]
+        budget.commitment_fixed, budget.commitment_gpus, summed = item["commitment"]
+        budget.commitment_sum = int(summed)
         budget.queued_gpus = item["queued"]
-        budget.segments = [(begin, quota) for begin, quota in item["segments"]]
+        budget.segments = [(int(begin), quota) for begin, quota in item["segments"]]
         budget.fading_charged, budget.fading_uncharged, budget.fading_quota = map(_fading_in, item["fading"])
         budgets.append(budget)
     tree.change = fields["change"]
     tree.closed_in_use = [budgets[position] for position in fields["closed_in_use"]]
     tree.changes = deque((when, budgets[leaf], gpus, charged) for when, leaf, gpus, charged in fields["changes"])
-    tree.capacity_gpus, tree.capacity_integral, tree.capacity_as_of_ms = fields["capacity"]
-    tree.trailing_gpus, tree.trailing_integral, tree.trailing_as_of_ms = fields["trailing"]
+    tree.capacity_units, integral, tree.capacity_as_of_ms = fields["capacity"]
+    tree.capacity_integral = int(integral)
+    tree.trailing_gpus, integral, tree.trailing_as_of_ms = fields["trailing"]
+    tree.trailing_integral = int(integral)
     tree.capacity_changes = deque((when, gpus) for when, gpus in fields["capacity_changes"])
     tree.fading_capacity = _fading_in(fields["fading_capacity"])
     return budgets
@@ -376,14 +382,13 @@ def _restore_workload(state: ClusterState, restored: tuple[Workload, bool]) -> N
         node.held[key] = mask
         if run.stop is None and not workload.is_allocated:
             node.preemptible[key] = mask
-        elif run.stop is None and is_unprotected(workload, state.now_ms):
-            node.unprotected[key] = mask
+    if is_unprotected(workload, state.now_ms):
+        state.expose(workload)
     for node_id in dict.fromkeys(seat.node for seat in run.seats):
         if node_id in state.nodes:
             state.inventory.refile(state.nodes[node_id])
     state.timers.set(workload)
     state.timers.warn(workload)
     if workload.phase is Phase.RUNNING and run.protected_until_ms is not None:
-        workload.budget.live_runs[key] = workload
         if run.protected_until_ms > state.now_ms:
             state.timers.protect(workload, run.protected_until_ms)

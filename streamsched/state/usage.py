@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from streamsched.model.events import BudgetShare
     from streamsched.model.policy import Policy
-    from streamsched.state.workloads import Workload
 
 
 class SlidingUse:
@@ -79,7 +78,6 @@ class Budget:
         "fading_uncharged",
         "fraction_nano",
         "id",
-        "live_runs",
         "parent",
         "path",
         "queued_gpus",
@@ -108,8 +106,6 @@ class Budget:
         self.commitment_sum = 0
         #: Commitment of runs that have not: GPUs x effective min runtime.
         self.commitment_fixed = 0
-        #: Allocated runs of this leaf that have started and are not being stopped, by workload and attempt.
-        self.live_runs: dict[tuple[str, int], Workload] = {}
         #: GPUs of allocated requests that wait.
         self.queued_gpus = 0
         #: Quotas in force: (capacity integral when it began, quota).
@@ -167,8 +163,8 @@ class Budget:
             return 0
         tree = self.tree
         if tree.usage is UsageMode.INSTANT:
-            return self.quota_nano * tree.capacity_gpus
-        floor = self.quota_nano * tree.capacity_gpus * tree.floor_ms // WHOLE
+            return self.quota_nano * tree.capacity_units
+        floor = self.quota_nano * tree.capacity_units * tree.floor_ms // WHOLE
         if tree.usage is UsageMode.DECAY:
             earlier = self.fading_quota.at(now_ms, tree.half_life_ms)
             return max(_in_seconds((earlier + self.quota_nano * tree.fading_capacity_at(now_ms)) // WHOLE), floor)
@@ -201,8 +197,8 @@ class BudgetTree:
         "by_id",
         "capacity_as_of_ms",
         "capacity_changes",
-        "capacity_gpus",
         "capacity_integral",
+        "capacity_units",
         "change",
         "changes",
         "closed_in_use",
@@ -240,7 +236,7 @@ class BudgetTree:
         #: Changes of use inside the window, oldest first: (when, leaf, GPUs, charged or not).
         self.changes: deque[tuple[int, Budget, int, bool]] = deque()
         #: Schedulable GPUs now, in units of the rate card: C of the specification; and the same one window ago.
-        self.capacity_gpus = 0
+        self.capacity_units = 0
         self.capacity_integral = 0
         self.capacity_as_of_ms = 0
         self.trailing_gpus = 0
@@ -260,7 +256,7 @@ class BudgetTree:
 
     def capacity_integral_at(self, now_ms: int) -> int:
         """Return GPU-milliseconds of capacity from the beginning of the ledger until `now_ms`."""
-        return self.capacity_integral + self.capacity_gpus * (now_ms - self.capacity_as_of_ms)
+        return self.capacity_integral + self.capacity_units * (now_ms - self.capacity_as_of_ms)
 
     def capacity_trailing_at(self, now_ms: int) -> int:
         """Return the same until one window before `now_ms`."""
@@ -268,7 +264,7 @@ class BudgetTree:
 
     def fading_capacity_at(self, now_ms: int) -> int:
         """Return the capacity over time, old time counted less, in parts of 2^-64 of a GPU-millisecond."""
-        return fading_time(self.capacity_gpus, self.fading_capacity, now_ms, self.half_life_ms)
+        return fading_time(self.capacity_units, self.fading_capacity, now_ms, self.half_life_ms)
 
     # --- changes, by the fold only ---
 
@@ -305,13 +301,13 @@ class BudgetTree:
 
     def set_capacity(self, gpus: int, now_ms: int) -> None:
         """Take note of the schedulable GPUs."""
-        if gpus == self.capacity_gpus:
+        if gpus == self.capacity_units:
             return
         if self.usage is UsageMode.DECAY:
-            self.fading_capacity.add((gpus - self.capacity_gpus) << BITS, now_ms, now_ms, self.half_life_ms)
+            self.fading_capacity.add((gpus - self.capacity_units) << BITS, now_ms, now_ms, self.half_life_ms)
         self.capacity_integral = self.capacity_integral_at(now_ms)
         self.capacity_as_of_ms = now_ms
-        self.capacity_gpus = gpus
+        self.capacity_units = gpus
         self.capacity_changes.append((now_ms, gpus))
 
     def follow(self, policy: Policy, now_ms: int) -> None:

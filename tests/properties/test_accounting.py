@@ -176,7 +176,7 @@ def test_entitlement_is_the_integral_of_share_and_capacity(history: History) -> 
         books.write(state, record, change)
         change = state.budgets.change
         now, floor_ms = state.now_ms, state.policy.min_runtime_cap_ms
-        assert state.budgets.capacity_gpus == books.capacity[-1][1]
+        assert state.budgets.capacity_units == books.capacity[-1][1]
         for budget in state.budgets.root.below():
             life = (budget.id, books.lives.get(budget.id, 0))
             assert budget.entitled_gpu_ms(now) == books.entitled_gpu_ms(life, now, floor_ms)

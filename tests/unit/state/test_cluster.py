@@ -381,7 +381,7 @@ def test_a_lost_node_ends_its_gangs_and_keeps_its_gpus() -> None:
     story = running(submitted("gang", ranks=2))
     effects = story.at(HOUR).tell(health("n1", NodeHealth.LOST))
     assert stops(effects) == [("gang", "n2", StopReason.GANG_BROKEN)]
-    assert story.state.budgets.capacity_gpus == 8
+    assert story.state.budgets.capacity_units == 8
     story.tell(released("n2", "gang", outcome=STOPPED))
     assert story.phase("gang") == "queued"
 
@@ -410,7 +410,7 @@ def test_an_unhealthy_node_takes_nothing_new() -> None:
 
     assert places(story.round()) == [("v", "n2", 1)]
     assert story.phase("w") == "running"
-    assert story.state.budgets.capacity_gpus == 8 + 4
+    assert story.state.budgets.capacity_units == 8 + 4
 
 
 def test_an_inventory_without_a_run_loses_it_only_if_the_node_knew_of_it() -> None:
@@ -480,7 +480,7 @@ def test_a_node_that_changes_is_filed_anew() -> None:
     story.tell(node("n1", gpus=4, pool="a100", domains=("rack-9",)), submitted("w", gpus_per_rank=4, pool="a100"))
 
     assert places(story.round()) == [("w", "n1", 1)]
-    assert story.state.budgets.capacity_gpus == 12
+    assert story.state.budgets.capacity_units == 12
 
 
 # --- facts that come twice, late or for nobody ------------------------------------------------------------------------
