@@ -37,12 +37,7 @@ RECEIPT_SECONDS = 30.0
 CONTROL_KEY = b"cluster"
 
 Request = (
-    WorkloadSubmitted
-    | WorkloadCancelled
-    | WorkloadReprioritized
-    | RunExtended
-    | BudgetTreeChanged
-    | NodeDrainChanged
+    WorkloadSubmitted | WorkloadCancelled | WorkloadReprioritized | RunExtended | BudgetTreeChanged | NodeDrainChanged
 )
 
 

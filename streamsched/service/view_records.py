@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from streamsched.model.quantities import HOUR
 from streamsched.state.hours import HourlyUse
+from streamsched.state.standing import standing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -74,7 +75,12 @@ class NodeTopology(ViewRecord):
 
     Attributes:
         domains: The topology domains it sits in, coarse to fine.
-        since_ms: Since when it has this health.
+        state: Where it stands between use and repair.
+        drain: How far it is being emptied.
+        since_ms: Since when it is in this state.
+        by: Who or what set it, for the reason given.
+        waits_for: What ends the state; absent for a node in use.
+        empty_by_ms: When a draining node will be empty at the latest; absent where that is not known.
         free_mask: GPUs that nobody holds, claims or has left behind.
         orphans: GPUs of runs that are over, but of which the node has yet to say that they are gone.
     """
@@ -84,8 +90,13 @@ class NodeTopology(ViewRecord):
     domains: tuple[str, ...]
     gpus: int
     health: str
-    reason: str | None
+    state: str
+    drain: str
     since_ms: int
+    by: str
+    reason: str | None
+    waits_for: str | None
+    empty_by_ms: int | None
     free_mask: int
     runs: tuple[NodeRun, ...]
     orphans: tuple[NodeRun, ...]
@@ -152,10 +163,11 @@ class Views:
         changed_nodes, self._nodes = self._nodes, {}
         for name in changed_nodes:
             if (node := state.nodes.get(name)) is not None:
-                yield _topology(node, as_of)
+                yield _topology(state, node, as_of)
 
 
-def _topology(node: Node, as_of: int) -> NodeTopology:
+def _topology(state: ClusterState, node: Node, as_of: int) -> NodeTopology:
+    stands = standing(state, node)
     return NodeTopology(
         as_of=as_of,
         node=node.id,
@@ -163,8 +175,13 @@ def _topology(node: Node, as_of: int) -> NodeTopology:
         domains=node.domains,
         gpus=node.gpus,
         health=node.health.value,
-        reason=node.reason,
-        since_ms=node.since_ms,
+        state=stands.state.value,
+        drain=stands.drain.value,
+        since_ms=stands.since_ms,
+        by=stands.by,
+        reason=stands.reason,
+        waits_for=stands.waits_for,
+        empty_by_ms=stands.empty_by_ms,
         free_mask=node.free_mask,
         runs=_runs(node.held.items()),
         orphans=_runs(node.orphans.items()),
