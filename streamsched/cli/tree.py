@@ -138,6 +138,14 @@ def up(
     budgets: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The budget tree of a new cluster, as for `budgets apply`.")
     ] = None,
+    repair_webhook: Annotated[
+        str | None,
+        typer.Option(
+            envvar="STREAMSCHED_REPAIR_WEBHOOK",
+            metavar="URL",
+            help="Where to POST that a node out of use has become empty, so that its repair begins.",
+        ),
+    ] = None,
 ) -> None:
     """Run a whole cluster in one process: ledger, scheduler, HTTP intake, virtual nodes.
 
@@ -165,6 +173,7 @@ def up(
         nodes=None if nodes is None else _node_specs(nodes, pool, "node"),
         speed=speed,
         budgets=tree,
+        repair_webhook=repair_webhook,
     )
     try:
         run(settings, started=told_up, progress=folded)

@@ -12,6 +12,7 @@ from pathlib import Path
 import uvloop
 from aiohttp import web
 
+from streamsched.client.repair_webhook import RepairWebhook
 from streamsched.embedded.endpoints import application
 from streamsched.embedded.engine import Engine
 from streamsched.embedded.local_nodes import LocalNodes
@@ -22,6 +23,7 @@ from streamsched.model.events import BudgetShare, BudgetTreeChanged, NodeHealth
 from streamsched.node.durable import NodeStore
 from streamsched.node.virtual_node import NodeSpec
 from streamsched.state.cluster import ClusterState
+from streamsched.state.machines import awaiting_repair, awaits_repair
 
 LEDGER_FILE = "ledger.sqlite"
 #: How long a stop waits for requests that are being answered.
@@ -39,6 +41,7 @@ class Settings:
         nodes: The virtual nodes to host; None for those that the ledger knows.
         speed: How much faster than true their work runs.
         budgets: The tree of a new cluster; None to leave it as it is.
+        repair_webhook: Where to POST that a node has become empty; None for nowhere.
     """
 
     data: Path
@@ -47,6 +50,7 @@ class Settings:
     nodes: tuple[NodeSpec, ...] | None = None
     speed: int = 1
     budgets: tuple[BudgetShare, ...] | None = None
+    repair_webhook: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +128,33 @@ async def _up(settings: Settings, started: Callable[[Started], None], progress: 
 async def _live(settings: Settings, engine: Engine, nodes: LocalNodes, ready: Callable[[], None]) -> None:
     """Decide, let the nodes report, and say when all is there. Ends only by an error."""
     deciding = asyncio.ensure_future(engine.run())
-    working = asyncio.ensure_future(_work(settings, engine, nodes, ready))
+    parts = [deciding, asyncio.ensure_future(_work(settings, engine, nodes, ready))]
+    if settings.repair_webhook is not None:
+        parts.append(asyncio.ensure_future(_call_for_repair(settings.repair_webhook, engine)))
     try:
-        await asyncio.wait({deciding, working}, return_when=asyncio.FIRST_COMPLETED)
-        # What broke the engine broke the nodes too; its own error is the one to tell.
-        for task in (deciding, working):
+        await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+        # What broke the engine broke the others too; its own error is the one to tell.
+        for task in parts:
             if task.done():
                 task.result()
     finally:
-        deciding.cancel()
-        working.cancel()
-        await asyncio.gather(deciding, working, return_exceptions=True)
+        for task in parts:
+            task.cancel()
+        await asyncio.gather(*parts, return_exceptions=True)
+
+
+async def _call_for_repair(url: str, engine: Engine) -> None:
+    """Tell of empty nodes, those of before the start too. Ends only by an error."""
+    webhook = RepairWebhook(
+        url,
+        still_waits=lambda emptied: awaits_repair(engine.state, emptied),
+        began=engine.report,
+        failed=lambda _node, _problem: None,  # `node show` says that the node is empty, and since when.
+    )
+    engine.emptied = webhook.tell
+    for emptied in awaiting_repair(engine.state):
+        webhook.tell(emptied)
+    await webhook.run()
 
 
 async def _work(settings: Settings, engine: Engine, nodes: LocalNodes, ready: Callable[[], None]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from streamsched.ledgers.writing import wall_clock_ms
-from streamsched.model.commands import Command, Effects
+from streamsched.model.commands import Command, Effects, NodeEmptied
 from streamsched.model.events import Event, Record
 from streamsched.model.ledger import Entry, Ledger
 from streamsched.replay.replayer import Progress, fold
@@ -53,6 +53,8 @@ class Engine:
             clock: Milliseconds since 1970 UTC: the clock that the ledger stamps with.
         """
         self.chronicle = chronicle
+        #: Told of each node that has become empty. It must not wait.
+        self.emptied: Callable[[NodeEmptied], None] = lambda _: None
         self._ledger = ledger
         self._scheduler = scheduler
         self._obey = obey
@@ -173,6 +175,8 @@ class Engine:
         self.chronicle.observe(record, effects, self.state)
         if effects.commands:
             self._obey(effects.commands)
+        for emptied in effects.emptied:
+            self.emptied(emptied)
         return effects
 
     def _refuse_arrived(self) -> None:

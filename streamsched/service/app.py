@@ -22,6 +22,7 @@ import uvloop
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import TopicAlreadyExistsError, for_code
 
+from streamsched.client.repair_webhook import RepairWebhook
 from streamsched.errors import ConfigurationError, StreamschedError
 from streamsched.ledgers.kafka import KafkaLedger
 from streamsched.service import topic_administration
@@ -278,6 +279,16 @@ class _Shell:
         attach_scheduler(app, agent, topic=settings.topic(LEDGER_TOPIC), partition=settings.ledger_partition)
         self._keep_running(agent.propose(), started)
         self._keep_running(agent.keep_house(), started)
+        if settings.repair_webhook is not None:
+            webhook = RepairWebhook(
+                settings.repair_webhook,
+                still_waits=agent.still_waits,
+                began=agent.note_repair,
+                failed=lambda emptied, problem: _log.warning(
+                    "the repair of a node could not be called for", node=emptied.node, problem=problem
+                ),
+            )
+            self._keep_running(agent.call_for_repair(webhook), started)
         return app
 
     def _app(

@@ -29,6 +29,7 @@ from streamsched.service.fail_stop import fail_stop
 from streamsched.service.metrics import size_class, team_of
 from streamsched.service.raw_topics import raw_topic
 from streamsched.service.view_records import TOPOLOGY_TOPIC, USAGE_TOPIC, BudgetHour, Views
+from streamsched.state.machines import awaiting_repair, awaits_repair
 from streamsched.state.snapshot import digest
 from streamsched.wire import codec
 
@@ -37,8 +38,9 @@ if TYPE_CHECKING:
 
     from faust.types import AppT, StreamT
 
-    from streamsched.model.commands import Command, Receipt
-    from streamsched.model.events import Record
+    from streamsched.client.repair_webhook import RepairWebhook
+    from streamsched.model.commands import Command, Effects, NodeEmptied, Receipt
+    from streamsched.model.events import NodeRepairBegan, Record
     from streamsched.model.ledger import Ledger
     from streamsched.service.folded_mark import FoldedMark
     from streamsched.service.metrics import Metrics
@@ -52,6 +54,8 @@ RECEIPTS_TOPIC = "receipts.v1"
 GATHER_SECONDS = 0.002
 #: The others wait this long for it, so that they do not compute the same in vain.
 STAND_BACK_SECONDS = 0.040
+#: The others wait this long before they tell of an empty node: by then the first has.
+REPAIR_STAND_BACK_SECONDS = 5.0
 #: How often views are published, the mark is kept, and the ledger is asked whether Faust has fallen silent.
 HOUSEKEEPING_SECONDS = 1.0
 #: Metrics that walk over all workloads and nodes are set every so many seconds: less often than Prometheus asks.
@@ -89,6 +93,7 @@ class SchedulingAgent:
         self._reading = asyncio.Lock()
         self._changed = asyncio.Event()
         self._is_first = True
+        self._webhook: RepairWebhook | None = None
         #: Where the ledger ends as far as Faust's consumer knows; set by `attach_scheduler`.
         self.highwater: Callable[[], int] = lambda: 0
 
@@ -113,9 +118,9 @@ class SchedulingAgent:
         while self.folded < await self._ledger.end():
             async for page in self._ledger.read(self.folded):
                 for entry in page:
-                    _, receipts = self._fold(read_record(entry, skipped))
+                    effects = self._fold(read_record(entry, skipped))
                     if entry.cursor >= answered:
-                        await self._emit((), receipts)
+                        await self._emit((), effects.receipts)
         await self._emit(self._scheduler.state.unanswered_commands(), ())
         await self._outbox.delivered()
         self._mark.reach(self.folded)
@@ -171,6 +176,21 @@ class SchedulingAgent:
             if turn % MEASURE_EVERY == 0:
                 self._measure()
 
+    async def call_for_repair(self, webhook: RepairWebhook) -> None:
+        """Tell of empty nodes, those of before the start too; until cancelled."""
+        self._webhook = webhook
+        for emptied in awaiting_repair(self._scheduler.state):
+            self._call_for_repair(emptied)
+        await webhook.run()
+
+    def still_waits(self, emptied: NodeEmptied) -> bool:
+        """Whether nobody has begun to repair an empty node yet, as far as is folded here."""
+        return awaits_repair(self._scheduler.state, emptied)
+
+    async def note_repair(self, began: NodeRepairBegan) -> None:
+        """Append that a repair has begun."""
+        await self._ledger.append(codec.encode(began.model_copy(update={"actor": self._actor})))
+
     def say_where(self) -> None:
         """Log how far the ledger is folded and to which digest, so that it can be compared with any other fold."""
         self._mark.reach(self.folded)
@@ -209,12 +229,14 @@ class SchedulingAgent:
 
     async def _take(self, entry: Entry) -> None:
         record = codec.read(entry)
-        commands, receipts = self._fold(record)
+        effects = self._fold(record)
         self._metrics.decision_lag.observe(max(0, _clock_ms() - record.append_ms) / SECOND)
-        await self._emit(commands, receipts)
+        await self._emit(effects.commands, effects.receipts)
+        for emptied in effects.emptied:
+            self._call_for_repair(emptied)
         self._changed.set()
 
-    def _fold(self, record: Record) -> tuple[Iterable[Command], Iterable[Receipt]]:
+    def _fold(self, record: Record) -> Effects:
         state = self._scheduler.state
         closed_round, gaps = state.closed_round, len(state.gaps)
         effects = self._scheduler.take(record)
@@ -232,7 +254,7 @@ class SchedulingAgent:
         for gap in state.gaps[gaps:]:
             self._metrics.source_gaps.inc()
             _log.error("source gap", src=gap.src, expected=gap.expected, found=gap.found, cursor=gap.cursor)
-        return effects.commands, effects.receipts
+        return effects
 
     async def _emit(self, commands: Iterable[Command], receipts: Iterable[Receipt]) -> None:
         """Hand over in order of ids; the outbox ends the process if one is not confirmed."""
@@ -249,6 +271,10 @@ class SchedulingAgent:
                 key=about.encode() if about is not None else None,
                 value=codec.encode_receipt(receipt),
             )
+
+    def _call_for_repair(self, emptied: NodeEmptied) -> None:
+        if self._webhook is not None:
+            self._webhook.tell(emptied, 0.0 if self._is_first else REPAIR_STAND_BACK_SECONDS)
 
     async def _publish_views(self) -> None:
         for number, record in enumerate(list(self._views.changed(self._scheduler.state))):

@@ -97,6 +97,11 @@ class ServiceSettings(BaseSettings):
     lease_ms: int = Field(
         default=30_000, ge=1_000, le=3_600_000, description="A node that is silent for this long is lost."
     )
+    repair_webhook: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^\s]+$",
+        description="Where schedulers POST that a node out of use has become empty: http:// or https://.",
+    )
 
     @field_validator("roles", mode="before")
     @classmethod

@@ -143,6 +143,12 @@ def awaiting_repair(state: ClusterState) -> list[NodeEmptied]:
     return [emptied(node) for node in waiting if node.emptied is not None and node.repair_since_ms is None]
 
 
+def awaits_repair(state: ClusterState, emptied: NodeEmptied) -> bool:
+    """Whether a node is still empty since then, and its repair has not begun."""
+    node = state.nodes.get(emptied.node)
+    return node is not None and node.emptied == emptied.cursor and node.repair_since_ms is None
+
+
 def _count_fall(state: ClusterState, node: Node) -> None:
     """Count that a node ceased to be healthy; after too often it takes no work before it was healthy for a while."""
     node.falls = [fall for fall in node.falls if fall + state.policy.flap_window_ms > state.now_ms]
