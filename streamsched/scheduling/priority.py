@@ -95,11 +95,11 @@ class _Draft:
         #: The free GPUs of the nodes that were touched.
         self.free: dict[str, int] = {}
         self.stopped: set[RunKey] = set()
-        #: The priorities of allocated runs, lowest first.
+        #: The priorities of allocated runs that may be stopped, lowest first.
         self.priorities = sorted(
-            {workload.priority for leaf in state.budgets.leaves() for workload in leaf.live_runs.values()}
+            {workload.priority for runs in state.unprotected.values() for workload in runs.values()}
         )
-        #: By pool and by who may be stopped: the nodes in order of their places, and how many GPUs each offers.
+        #: By pool and by who may be stopped: how many GPUs each node offers, in order of their places.
         self._offers: dict[tuple[str, _Below], list[tuple[int, Node]]] = {}
 
     def may_fit(self, queue: ShapeQueue, *, displacing: bool) -> bool:
@@ -113,12 +113,16 @@ class _Draft:
     def seat(self, workload: Workload, *, displacing: bool) -> tuple[tuple[Seat, ...], tuple[Victim, ...]] | None:
         """Seat a gang and take what it needs; None when it fits nowhere."""
         pools = self.state.inventory.candidates(workload.pool)
+        size, ranks = workload.gpus_per_rank, workload.ranks
         for below in self._thresholds(workload, displacing=displacing):
             for pool in pools:
+                # A draft only takes away, so what the whole pool cannot hold needs no closer look.
+                room = pool.free if below is None else pool.reclaimable if below == _UNALLOCATED else pool.takeable
+                if room.slots(size) < ranks:
+                    continue
                 offers = self._offers_of(pool, below)
-                size = workload.gpus_per_rank
-                if sum(gpus // size for gpus, _ in offers) >= workload.ranks:
-                    return self._take(workload, offers, below)
+                if sum(gpus // size for gpus, _ in offers) >= ranks:
+                    return self._take(workload, pool, offers, below)
         return None
 
     def _thresholds(self, workload: Workload, *, displacing: bool) -> Iterator[_Below]:
@@ -133,7 +137,7 @@ class _Draft:
         known = self._offers.get((pool.id, below))
         if known is None:
             known = self._offers[pool.id, below] = [
-                (self._mask(node, below).bit_count(), node) for node in pool.nodes if node.takes_work
+                (self._mask(node, below).bit_count() if node.takes_work else 0, node) for node in pool.nodes
             ]
         return known
 
@@ -160,7 +164,7 @@ class _Draft:
         return keys
 
     def _take(
-        self, workload: Workload, offers: list[tuple[int, Node]], below: _Below
+        self, workload: Workload, pool: Pool, offers: list[tuple[int, Node]], below: _Below
     ) -> tuple[tuple[Seat, ...], tuple[Victim, ...]]:
         """Choose nodes and victims for a gang that fits on these offers."""
         size = workload.gpus_per_rank
@@ -189,7 +193,12 @@ class _Draft:
         self.stopped.update(victims)
         for node, mask in shares:
             self.free[node.id] = self.free.get(node.id, node.free_mask) & ~mask
-        self._offers.clear()
+        touched = {node.index: node for node in (self.state.nodes[id_] for id_ in freed)}
+        touched.update((node.index, node) for node, _ in shares)
+        for (pool_id, threshold), known in self._offers.items():
+            if pool_id == pool.id:
+                for index, node in touched.items():
+                    known[index] = (self._mask(node, threshold).bit_count() if node.takes_work else 0, node)
         return seats_of(shares, size), tuple(self._victim(workload, key) for key in victims)
 
     def _nodes_for(self, workload: Workload, offers: list[tuple[int, Node]]) -> list[tuple[Node, int]]:

@@ -2,8 +2,9 @@
 
 1,024 GPUs on 128 nodes, 15 teams in four programmes. Each team has people who debug, who run single jobs and sweeps,
 and who train on gangs; what a team asks for is in proportion to its quota, and rises and falls with campaigns of some
-days, with the week and with the hour. The loop is closed: whoever finds a long queue in front of the own team does not
-submit. Debugging goes on whatever the queue, and unallocated work is offered as long as not too much of it waits.
+days, with seasons of all, with the week and with the hour. The loop is closed: whoever finds a long queue in front of
+the own team does not submit. Debugging goes on whatever the queue, and unallocated work is offered as long as not too
+much of it waits.
 
 Each stream of one team and one kind of work draws from its own seed, in the same order whatever the scheduler does, so
 that two policies meet the same people with the same ideas. All draws are integers.
@@ -45,21 +46,23 @@ class Load:
     Attributes:
         appetite_percent: Allocated GPU-time that the people of a team think of, of what its quota is worth.
         patience_percent: They submit while no more GPUs wait for their team than this, in percent of its quota.
-        spare_percent: Unallocated GPU-time offered, of what the quotas are worth.
+        quiet_percent: What is left of that in quiet seasons.
     """
 
     appetite_percent: int
     patience_percent: int
-    spare_percent: int
+    quiet_percent: int
 
 
 #: About 17 % and 6 % of the held time is unallocated under the default policy.
-LOAD_M: Final = Load(appetite_percent=130, patience_percent=250, spare_percent=80)
-LOAD_H: Final = Load(appetite_percent=200, patience_percent=350, spare_percent=50)
+LOAD_M: Final = Load(appetite_percent=290, patience_percent=420, quiet_percent=5)
+LOAD_H: Final = Load(appetite_percent=290, patience_percent=480, quiet_percent=20)
 LOADS: Final = {"M": LOAD_M, "H": LOAD_H}
 
 #: Unallocated workloads that wait when nobody offers more.
-_SPARE_WAITING: Final = 150
+_SPARE_WAITING: Final = 200
+#: Unallocated GPU-time that a team thinks of, of what its quota is worth, in percent: always more than there is.
+_SPARE_APPETITE: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +89,13 @@ class _Kind:
         return sum(self.gpus) * run_ms * sum(self.batch) // (2 * len(self.gpus))
 
 
-_DEBUG: Final = _Kind("debug", 2, (1, 1, 1, 2, 2, 4, 8), ((2 * MINUTE, 15 * MINUTE),), (1, 3))
-_SPARE: Final = _Kind("spare", 100, (1, 2, 4, 8, 8, 16), ((30 * MINUTE, 4 * HOUR), (4 * HOUR, 24 * HOUR)), (4, 32))
+_DEBUG: Final = _Kind("debug", 1, (1, 1, 1, 2, 2, 4, 8), ((2 * MINUTE, 15 * MINUTE),), (1, 3))
+_SPARE: Final = _Kind("spare", 100, (1, 2, 4, 8, 8), ((30 * MINUTE, 4 * HOUR), (4 * HOUR, 24 * HOUR)), (4, 32))
 _KINDS: Final = (
     _DEBUG,
     _Kind(
         "single",
-        18,
+        19,
         (1, 1, 2, 4, 8, 8),
         ((15 * MINUTE, 2 * HOUR), (2 * HOUR, 8 * HOUR), (8 * HOUR, 36 * HOUR)),
         (1, 4),
@@ -134,6 +137,9 @@ _DAYS: Final = (125, 125, 125, 125, 110, 45, 45)
 #: And in a campaign of some days; equally likely.
 _CAMPAIGNS: Final = (30, 60, 80, 100, 130, 200)
 _CAMPAIGN_MS: Final = (2 * DAY, 7 * DAY)
+#: Everybody is busy for some days, and then many are not: before a deadline, and after it.
+_BUSY_MS: Final = (4 * DAY, 7 * DAY)
+_QUIET_MS: Final = (4 * DAY, 6 * DAY)
 #: The most that all of it comes to: people think so much more often, and then mostly let it be.
 _BUSY_MOST: Final = 400
 
@@ -167,7 +173,14 @@ class Institute:
             for programme, (share, parts) in PROGRAMMES.items()
             for team, part in parts.items()
         ]
-        self._busy = {budget: _campaigns(Random(f"{seed}/{budget}"), since_ms, until_ms) for budget, _ in teams}
+        seasons = _seasons(Random(f"{seed}/seasons"), load, since_ms, until_ms)
+        self._busy = {
+            budget: {
+                day: busy * seasons[day] // 100
+                for day, busy in _campaigns(Random(f"{seed}/{budget}"), since_ms, until_ms).items()
+            }
+            for budget, _ in teams
+        }
         #: The next thought of each stream; a heap.
         self._thoughts = [
             _Stream(kind, budget, ten_thousandths, load, Random(f"{seed}/{budget}/{kind.name}"), since_ms)
@@ -191,7 +204,8 @@ class Institute:
             if due_ms > now_ms or due_ms >= self._until_ms:
                 return None
             stream = self._thoughts[number]
-            batch = stream.think(self._busy[stream.budget][due_ms // DAY], self._cap_ms)
+            busy_percent = 100 if stream.kind is _SPARE else self._busy[stream.budget][due_ms // DAY]
+            batch = stream.think(busy_percent, self._cap_ms)
             if batch and self._submits(stream, state):
                 self._asked.extend(batch)
             heapreplace(self._thoughts_due, (stream.next_ms, number))
@@ -220,19 +234,19 @@ class _Stream:
         self.budget = budget
         #: GPUs of the team's quota, in parts of 10,000 of a GPU.
         self.ten_thousandths = ten_thousandths
-        appetite = load.spare_percent if kind is _SPARE else load.appetite_percent
+        appetite = _SPARE_APPETITE if kind is _SPARE else load.appetite_percent
         worth = ten_thousandths * appetite * kind.percent * _BUSY_MOST
         self._gap_ms = max(1, kind.mean_gpu_ms * 10_000 * 100 * 100 * 100 // worth)
         self._random = random
         self._count = 0
         self.next_ms = since_ms + random.randrange(2 * self._gap_ms)
 
-    def think(self, campaign_percent: int, cap_ms: int) -> list[WorkloadSubmitted]:
+    def think(self, busy_percent: int, cap_ms: int) -> list[WorkloadSubmitted]:
         """Return what would be submitted now, often nothing; and set when there is the next thought."""
         random, kind = self._random, self.kind
         at_ms = self.next_ms
         self.next_ms += 1 + random.randrange(2 * self._gap_ms)
-        busy = campaign_percent * _HOURS[at_ms % DAY // HOUR] * _DAYS[(at_ms // DAY + 3) % 7] // 10_000
+        busy = busy_percent * _HOURS[at_ms % DAY // HOUR] * _DAYS[(at_ms // DAY + 3) % 7] // 10_000
         if random.randrange(_BUSY_MOST) >= busy:
             return []
         gpus, (shortest_ms, longest_ms) = random.choice(kind.gpus), random.choice(kind.run_ms)
@@ -276,4 +290,16 @@ def _campaigns(random: Random, since_ms: int, until_ms: int) -> dict[int, int]:
         for _ in range(random.randint(*_CAMPAIGN_MS) // DAY):
             days[day] = busy
             day += 1
+    return {day: busy for day, busy in days.items() if day <= until_ms // DAY}
+
+
+def _seasons(random: Random, load: Load, since_ms: int, until_ms: int) -> dict[int, int]:
+    """Return how busy everybody is on each day, in percent."""
+    days: dict[int, int] = {}
+    day = since_ms // DAY
+    while day <= until_ms // DAY:
+        for busy, span_ms in ((100, _BUSY_MS), (load.quiet_percent, _QUIET_MS)):
+            for _ in range(random.randint(*span_ms) // DAY):
+                days[day] = busy
+                day += 1
     return days
