@@ -27,6 +27,7 @@ from streamsched.model.events import (
     RunStarted,
     ShareLine,
     Unreadable,
+    UsageAdjusted,
     WorkloadCancelled,
     WorkloadReprioritized,
     WorkloadSubmitted,
@@ -153,7 +154,7 @@ class _Moment:
             nodes = len({seat.node for seat in run.seats}) if run is not None else 0
             started_on = len(run.started_on) if run is not None else 0
             until_ms = run.protected_until_ms if run is not None else None
-            warned = live.interactive and until_ms is not None and run is not None and run.warn_ms is None
+            warned = run is not None and run.warn_ms is None and live.interactive and (until_ms or 0) > state.now_ms
             return _Moment(live.phase, live.attempt, live.priority, "", started_on, nodes, until_ms, warned)
         ended = state.finished.get(workload)
         if ended is not None:
@@ -213,6 +214,9 @@ def _what_was_said(workload: str, event: Event, before: _Moment, after: _Moment,
             return f"{what}{_stays_until(workload, changed, state)}"
         case NodeInventoryReported() if changed:
             return f"node {event.node} said what it holds"
+        case UsageAdjusted() if event.workload == workload:
+            done = "charged for" if event.gpu_ms > 0 else "given back"
+            return f"{format_gpu_time(abs(event.gpu_ms))} of it were {done}{_by(event.actor)} ({event.reason})"
         case BudgetTreeChanged() if changed:
             return f"the budget tree changed ({event.reason})"
         case _:

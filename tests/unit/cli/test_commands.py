@@ -142,6 +142,32 @@ def test_nodes(run: Run, ledger: Path) -> None:
     assert "2 nodes, 0 of 16 GPUs free" in result.stdout
 
 
+def test_one_node(run: Run, tmp_path: Path) -> None:
+    """Its state, since when, who set it, what it waits for, and who holds its GPUs."""
+    story = a_day()
+    story.tell(stories.drained("n1", actor="ana", reason="new fans"))
+    ledger = written(tmp_path / "drained.sqlite", story)
+
+    result = run("node", "show", "n1", "--from", ledger)
+
+    assert result.stdout.splitlines()[:5] == [
+        "n1  draining since 01:00:00Z",
+        "  8 GPUs of h100, 0 free; says that it is healthy",
+        "  set by ana: new fans",
+        # The gang is protected until minute 62, and has a minute of grace.
+        "  waits for 1 run to leave, by 1970-01-01T01:03:00Z at the latest",
+        "  held by llama (8)",
+    ]
+    shown = json.loads(run("node", "show", "n1", "--from", ledger, "--json").stdout)["nodes"]
+    assert [(node["node"], node["state"], node["drain"], node["by"]) for node in shown] == [
+        ("n1", "draining", "soft", "ana")
+    ]
+    assert "draining (new fans)" in run("nodes", "--from", ledger).stdout
+    missing = run("node", "show", "n9", "--from", ledger)
+    assert (missing.exit_code, missing.stdout) == (1, "")
+    assert "there is no node 'n9'" in missing.stderr
+
+
 def test_replay_and_archive(run: Run, ledger: Path, tmp_path: Path) -> None:
     """A ledger and its archived copy lead to the state that was, digest for digest."""
     archived = run("archive", ledger, tmp_path / "archive", "--json")

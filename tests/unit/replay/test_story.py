@@ -11,6 +11,8 @@ from tests.stories import (
     adopted,
     budgets,
     cancelled,
+    drained,
+    extended,
     health,
     nodes,
     released,
@@ -153,3 +155,36 @@ async def test_nothing_is_told_of_a_stranger() -> None:
     story = Story(*nodes(1), budgets(a=1.0), submitted("w"))
 
     assert await told(story, "stranger") == []
+
+
+async def test_a_drain_says_beforehand_when_a_run_will_leave() -> None:
+    """To whoever runs there, whether an administrator ordered it or the node is ill."""
+    story = Story(*nodes(1), budgets(a=1))
+    story.tell(submitted("w"))
+    story.round()
+    story.start("w")
+    story.at(10 * MINUTE).tell(drained("n1", actor="ana", reason="new fans"))
+    story.tell(health("n1", NodeHealth.UNHEALTHY, "fan 2 stands still"))
+    story.at(HOUR).tick()
+
+    stays = "it stays until its protection ends at 1970-01-01T01:00:00Z"
+    assert [text for _, _, text in (await told(story, "w"))[-3:]] == [
+        f"Drain of node n1: soft by ana (new fans); {stays}.",
+        f"Node n1 became unhealthy (fan 2 stands still); {stays}.",
+        "It is being stopped: its node is drained.",
+    ]
+
+
+async def test_a_session_reads_when_it_was_warned_and_extended() -> None:
+    """In its story, beside what its client was told."""
+    story = Story(*nodes(1), budgets(a=1))
+    story.tell(submitted("notebook", interactive=True))
+    story.round()
+    story.start("notebook")
+    story.at(45 * MINUTE).tick()
+    story.at(50 * MINUTE).tell(extended("notebook", 30 * MINUTE))
+
+    assert [text for _, _, text in (await told(story, "notebook"))[-2:]] == [
+        "Warned that its protection ends at 1970-01-01T01:00:00Z.",
+        "Extended by 30m: protected until 1970-01-01T01:30:00Z.",
+    ]

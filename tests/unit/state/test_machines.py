@@ -181,6 +181,7 @@ def test_b18_a_gang_that_has_not_started_leaves_a_node_that_is_taken_out_of_use(
     assert stops(effects) == [("w", "n1", "node_drained"), ("w", "n2", "node_drained")]
     story.end("w", STOPPED)
     assert story.state.workloads["w"].queue_key is not None, "it does not back off: the node is known to be out"
+    assert story.state.budgets.by_id["a"].charged_gpu_ms(5 * SECOND) == 0, "what never started is refunded"
 
     refused = seat(story, "w", ("n1", 0xFF), ("n2", 0xFF))
     assert not refused.commands
