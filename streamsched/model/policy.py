@@ -68,7 +68,7 @@ class Policy(BaseModel):
 
     scheme: Scheme = Field(
         default=Scheme.FAIR_SHARE,
-        description="Fair share by budgets; or priorities across teams, each with a limit of GPUs that nobody preempts.",
+        description="Fair share by budgets; or priorities across teams, each with some GPUs that nobody preempts.",
     )
     window_ms: Positive = Field(default=7 * DAY, description="The lookback window over which usage counts.")
     min_runtime_floor_ms: Positive = Field(

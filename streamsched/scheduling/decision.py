@@ -1,27 +1,37 @@
 """What to do now: a function of the state alone.
 
-Allocated work first, in fair-share order, each workload meeting what the ones before it left: it takes free GPUs, or
-else those of unallocated runs. Then unallocated work, on what is free. Nothing here asks a clock, and nothing writes.
+Allocated work first, in fair-share order, each workload meeting what the ones before it left. It takes free GPUs, else
+those of unallocated runs, else also those of allocated runs that it may take from; and a gang of several nodes for
+which all that is too little gets nodes reserved. Then unallocated work, on what is free. Nothing here asks a clock, and
+nothing writes.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from streamsched.model.events import ProposedPlacement, RoundProposed, Seat, Victim
-from streamsched.scheduling.draft import Draft
+from streamsched.model.events import ProposedPlacement, ProposedReservation, RoundProposed, Seat, ShareLine, Victim
+from streamsched.scheduling.draft import Draft, is_short
 from streamsched.scheduling.fair_share import Turns
+from streamsched.scheduling.guard import Offer, guard_of, offers_to, reserved, stand
 from streamsched.scheduling.placement import place
-from streamsched.scheduling.preemption import displace
+from streamsched.scheduling.preemption import displace, preempt
+from streamsched.scheduling.reservation import promise, spans_nodes
+from streamsched.state.disruption import DisruptionBudget
 
 if TYPE_CHECKING:
+    from streamsched.scheduling.draft import DraftPool
     from streamsched.state.backlog import Backlog, ShapeQueue
     from streamsched.state.cluster import ClusterState
-    from streamsched.state.workloads import Shape
+    from streamsched.state.inventory import Pool, RunKey
+    from streamsched.state.reservations import Reservation
+    from streamsched.state.usage import Budget
+    from streamsched.state.workloads import Shape, Workload
 
 
 def decide(state: ClusterState) -> RoundProposed | None:
-    """Choose what to place, and what to preempt for it.
+    """Choose what to place, whom to preempt for it, and what to reserve.
 
     Equal states give equal proposals on any machine, so a decision can be checked years later.
 
@@ -31,82 +41,253 @@ def decide(state: ClusterState) -> RoundProposed | None:
     Returns:
         The proposal for the open round, each item with its arithmetic; None when there is nothing to do.
     """
-    draft = Draft(state)
-    limit = state.policy.placements_per_round
-    placements: list[ProposedPlacement] = []
+    decision = _Decision(state)
+    for reservation in state.reservations.values():
+        decision.keep_promise(reservation)
     for backlog, allocated in ((state.allocated, True), (state.unallocated, False)):
         if backlog.size:
-            _settle(draft, backlog, placements, limit, allocated=allocated)
-    if not placements:
+            decision.settle(backlog, allocated=allocated)
+    if not decision.placements and not decision.reservations:
         return None
     return RoundProposed(
         round=state.closed_round + 1,
         based_on=state.next_cursor,
         policy_version=state.policy_version,
-        placements=tuple(placements),
+        placements=tuple(decision.placements),
+        reservations=tuple(decision.reservations),
     )
 
 
-def _settle(
-    draft: Draft, backlog: Backlog, placements: list[ProposedPlacement], limit: int, *, allocated: bool
-) -> None:
-    """Place what fits of one class, in its order, until nothing fits or the proposal is full."""
-    fitting: dict[Shape, list[ShapeQueue]] = {
-        shape: [queue for queue in queues.values() if not allocated or queue.leaf.quota_nano]
-        for shape, queues in backlog.by_shape.items()
-        if _fits(draft, shape, displacing=allocated)
-    }
-    turns: Turns | None = None
-    while fitting and len(placements) < limit:
-        if turns is None:
-            turns = Turns(draft, (queue for queues in fitting.values() for queue in queues), allocated=allocated)
-        turn = turns.next()
-        if turn is None:
+@dataclass(slots=True)
+class _Found:
+    """Where a gang can sit, and whom that stops."""
+
+    seats: tuple[Seat, ...]
+    victims: tuple[Victim, ...] = ()
+    over_cap: bool = False
+
+
+@dataclass(slots=True)
+class _Decision:
+    """A decision in the making."""
+
+    state: ClusterState
+    draft: Draft = field(init=False)
+    placements: list[ProposedPlacement] = field(default_factory=list)
+    reservations: list[ProposedReservation] = field(default_factory=list)
+    #: Claimants that were seated by their reservation.
+    seated: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.draft = Draft(self.state)
+
+    # --- reserved work ---
+
+    def keep_promise(self, reservation: Reservation) -> None:
+        """Seat a gang on its reserved nodes once everybody there is past protection; ratios are not asked again."""
+        state, draft = self.state, self.draft
+        workload = state.workloads[reservation.workload]
+        pool = state.inventory.pools.get(reservation.pool)
+        if pool is None or workload.queue_key is None:
             return
-        queue, key, shares = turn
-        workload = draft.state.workloads[key[3]]
-        seats, victims = _seat(draft, queue.shape, displacing=allocated)
-        placements.append(
+        nodes = draft.reserved(reservation) & pool.working
+        drafted = draft.pool(pool)
+        size, ranks = workload.gpus_per_rank, workload.ranks
+        if drafted.takeable.slots_on(size, nodes) < ranks:
+            return
+        seats = place(drafted, ranks, size, nodes)
+        found = _Found(seats) if seats is not None else None
+        if found is None and (displaced := displace(state, drafted, ranks, size, nodes)) is not None:
+            found = _Found(*displaced)
+        if found is None:
+            offers = [Offer(leaf, runs, reserved(draft, workload.budget, leaf)) for leaf, runs in self._on(pool, nodes)]
+            preempted = preempt(draft, drafted, ranks, size, nodes, offers, affordable=lambda _: True)
+            if preempted is None:
+                return
+            found = _Found(preempted.seats, preempted.victims, preempted.over_cap)
+        self.seated.add(workload.id)
+        self._give(workload, found, self._shares(workload.budget))
+
+    def _on(self, pool: Pool, nodes: int) -> list[tuple[Budget, dict[RunKey, Workload]]]:
+        """Return the runs past protection on some nodes, by leaf."""
+        by_leaf: dict[Budget, dict[RunKey, Workload]] = {}
+        for node in self.draft.each(pool, nodes):
+            for key in node.unprotected:
+                workload = self.state.workloads[key[0]]
+                by_leaf.setdefault(workload.budget, {})[key] = workload
+        return sorted(by_leaf.items(), key=lambda item: item[0].id)
+
+    def _shares(self, leaf: Budget) -> tuple[ShareLine, ...]:
+        """Return how a leaf and those above it stand, where there was no turn to take."""
+        return tuple(
+            ShareLine(
+                budget=budget.id,
+                charged_gpu_ms=standing.charged,
+                committed_gpu_ms=standing.committed,
+                entitled_gpu_ms=standing.entitled,
+                siblings=1,
+            )
+            for budget in reversed(leaf.path[:-1])
+            for standing in (stand(self.draft, budget),)
+        )
+
+    # --- the walk ---
+
+    def settle(self, backlog: Backlog, *, allocated: bool) -> None:
+        """Serve one class in its order, until nothing more can be done for anybody or the proposal is full."""
+        draft = self.draft
+        limit = self.state.policy.placements_per_round
+        hopeful: dict[Shape, list[ShapeQueue]] = {
+            shape: [queue for queue in queues.values() if not allocated or queue.leaf.quota_nano]
+            for shape, queues in backlog.by_shape.items()
+            if self._is_hopeful(shape, allocated=allocated)
+        }
+        turns: Turns | None = None
+        while hopeful and len(self.placements) < limit:
+            if turns is None:
+                turns = Turns(draft, (queue for queues in hopeful.values() for queue in queues), allocated=allocated)
+            turn = turns.next()
+            if turn is None:
+                return
+            queue, key, shares = turn
+            workload = self.state.workloads[key[3]]
+            found = None if workload.id in self.seated else self._seat(workload, queue.shape, shares)
+            if found is not None:
+                self._give(workload, found, shares)
+                taken = draft.taken[queue] = draft.taken.get(queue, 0) + 1
+            else:
+                taken = draft.taken[queue] = queue.next_order(draft.taken.get(queue, 0))
+            if taken == len(queue.entries):
+                hopeful[queue.shape].remove(queue)
+                turns = None
+            if found is not None:
+                still = {
+                    shape: queues
+                    for shape, queues in hopeful.items()
+                    if queues and self._is_hopeful(shape, allocated=allocated)
+                }
+                if len(still) < len(hopeful):
+                    hopeful, turns = still, None
+
+    def _give(self, workload: Workload, found: _Found, shares: tuple[ShareLine, ...]) -> None:
+        self.placements.append(
             ProposedPlacement(
-                workload=workload.id, attempt=workload.attempt + 1, seats=seats, victims=victims, shares=shares
+                workload=workload.id,
+                attempt=workload.attempt + 1,
+                seats=found.seats,
+                victims=found.victims,
+                shares=shares,
+                over_cap=found.over_cap,
             )
         )
-        taken = draft.taken[queue] = draft.taken.get(queue, 0) + 1
-        if allocated:
-            draft.commit(workload.budget, workload.gpus * workload.effective_min_ms)
-        if taken == len(queue.entries):
-            fitting[queue.shape].remove(queue)
-            turns = None
-        still = {
-            shape: queues for shape, queues in fitting.items() if queues and _fits(draft, shape, displacing=allocated)
-        }
-        if len(still) < len(fitting):
-            fitting, turns = still, None
+        if workload.is_allocated:
+            rate = self.state.policy.rate_of(self.state.nodes[found.seats[0].node].pool)
+            self.draft.commit(workload.budget, workload.gpus * rate * workload.effective_min_ms)
+            self.draft.give(workload.budget, workload.gpus * rate)
 
+    def _is_hopeful(self, shape: Shape, *, allocated: bool) -> bool:
+        """Whether something may be done for a shape: it fits where work past its protection can be made to go.
 
-def _fits(draft: Draft, shape: Shape, *, displacing: bool) -> bool:
-    """Whether a gang of that shape could sit somewhere now: exact, and at no cost that grows with the cluster."""
-    wanted, gpus_per_rank, ranks, _ = shape
-    for pool in draft.state.inventory.candidates(wanted):
-        drafted = draft.pools.get(pool.id)
-        source = pool if drafted is None else drafted
-        room = source.reclaimable if displacing else source.free
-        if room.slots(gpus_per_rank) >= ranks:
-            return True
-    return False
+        Exact for unallocated work. For gangs that need several nodes, a reservation may be possible in any case.
+        """
+        wanted, gpus_per_rank, ranks, _ = shape
+        for pool in self.state.inventory.candidates(wanted):
+            if allocated and self._may_reserve() and spans_nodes(pool, ranks, gpus_per_rank):
+                return True
+            drafted = self.draft.pools.get(pool.id)
+            source = pool if drafted is None else drafted
+            room = source.takeable if allocated else source.free
+            if room.slots(gpus_per_rank) < ranks:
+                continue
+            if allocated or room.slots_on(gpus_per_rank, self.draft.nodes_for(pool, shape, allocated=False)) >= ranks:
+                return True
+        return False
 
+    def _may_reserve(self) -> bool:
+        return len(self.state.reservations) + len(self.reservations) < self.state.policy.reservations
 
-def _seat(draft: Draft, shape: Shape, *, displacing: bool) -> tuple[tuple[Seat, ...], tuple[Victim, ...]]:
-    """Seat a gang that fits: on free GPUs of the first pool that has them, else where others make room."""
-    wanted, gpus_per_rank, ranks, _ = shape
-    pools = [draft.pool(pool) for pool in draft.state.inventory.candidates(wanted)]
-    for pool in pools:
-        seats = place(pool, ranks, gpus_per_rank)
-        if seats is not None:
-            return seats, ()
-    if displacing:
-        for pool in pools:
-            displaced = displace(draft.state, pool, ranks, gpus_per_rank)
+    def _seat(self, workload: Workload, shape: Shape, shares: tuple[ShareLine, ...]) -> _Found | None:
+        """Seat a gang on the first pool where it can be done with the least harm; else, perhaps, reserve for it."""
+        wanted, gpus_per_rank, ranks, _ = shape
+        state, draft, allocated = self.state, self.draft, workload.is_allocated
+        claimant = workload.id if workload.id in state.reservations else None
+        pools = [
+            (draft.pool(pool), draft.nodes_for(pool, shape, allocated=allocated, claimant=claimant))
+            for pool in state.inventory.candidates(wanted)
+        ]
+        for pool, nodes in pools:
+            seats = place(pool, ranks, gpus_per_rank, nodes)
+            if seats is not None:
+                return _Found(seats)
+        if not allocated:
+            return None
+        for pool, nodes in pools:
+            displaced = displace(state, pool, ranks, gpus_per_rank, nodes)
             if displaced is not None:
-                return displaced
-    raise AssertionError(f"a gang of shape {shape} was found to fit, and does not")
+                return _Found(*displaced)
+        waited_ms = draft.now_ms - workload.queued_ms
+        if is_short(shape, state.policy) or waited_ms >= state.policy.patience_ms:
+            for pool, nodes in pools:
+                found = self._preempt(workload, pool, nodes)
+                if found is not None:
+                    return found
+        if claimant is None and waited_ms >= state.policy.reserve_after_ms and self._may_reserve():
+            for pool, nodes in pools:
+                if self._reserve(workload, pool, nodes, shares):
+                    break
+        return None
+
+    def _preempt(self, workload: Workload, pool: DraftPool, nodes: int) -> _Found | None:
+        state, draft = self.state, self.draft
+        size, ranks = workload.gpus_per_rank, workload.ranks
+        if not state.unprotected or pool.takeable.slots_on(size, nodes) < ranks:
+            return None
+        offers = offers_to(draft, workload, guard_of(draft, workload, state.policy.rate_of(pool.pool.id)))
+        if not offers:
+            return None
+        bucket = state.disruption.get(pool.pool.id) or DisruptionBudget()
+        spent = draft.preempted.get(pool.pool.id, 0)
+
+        def is_affordable(gpus: int) -> bool:
+            return bucket.allows(spent + gpus, pool.pool.installed_gpus, state.policy, draft.now_ms)
+
+        preempted = preempt(draft, pool, ranks, size, nodes, offers, affordable=is_affordable)
+        if preempted is None:
+            return None
+        draft.preempted[pool.pool.id] = spent + preempted.allocated_gpus
+        return _Found(preempted.seats, preempted.victims, preempted.over_cap)
+
+    def _reserve(self, workload: Workload, pool: DraftPool, nodes: int, shares: tuple[ShareLine, ...]) -> bool:
+        """Reserve nodes for a gang that needs several, if enough of them can be had at all."""
+        draft = self.draft
+        if not spans_nodes(pool.pool, workload.ranks, workload.gpus_per_rank):
+            return False
+        for kept in draft.kept.get(pool.pool.id, ()):
+            nodes &= ~kept
+        nodes &= ~self._promised(pool.pool)
+        promised = promise(draft, pool.pool, workload, nodes)
+        if promised is None:
+            return False
+        mask = 0
+        for id_ in promised.nodes:
+            mask |= 1 << self.state.nodes[id_].index
+        draft.kept.setdefault(pool.pool.id, []).append(mask)
+        self.reservations.append(
+            ProposedReservation(
+                workload=workload.id,
+                pool=pool.pool.id,
+                nodes=promised.nodes,
+                start_ms=promised.start_ms,
+                evicted_gpus=promised.evicted_gpus,
+                shares=shares,
+            )
+        )
+        return True
+
+    def _promised(self, pool: Pool) -> int:
+        """Return the nodes of a pool that are promised to somebody, as bits."""
+        nodes = 0
+        for reservation in self.state.reservations.values():
+            if reservation.pool == pool.id:
+                nodes |= self.draft.reserved(reservation)
+        return nodes

@@ -92,7 +92,19 @@ class DraftPool:
 class Draft:
     """A decision in the making: the state, and what is no longer there for whoever comes next."""
 
-    __slots__ = ("_headroom", "_reserved", "committed", "given", "now_ms", "pools", "standings", "state", "taken")
+    __slots__ = (
+        "_headroom",
+        "_reserved",
+        "committed",
+        "given",
+        "kept",
+        "now_ms",
+        "pools",
+        "preempted",
+        "standings",
+        "state",
+        "taken",
+    )
 
     def __init__(self, state: ClusterState) -> None:
         self.state = state
@@ -102,6 +114,9 @@ class Draft:
         self.committed: dict[Budget, int] = {}
         #: Units that this decision gives to allocated work, by budget.
         self.given: dict[Budget, int] = {}
+        #: Allocated GPUs that this decision preempts, by pool; and the nodes that it reserves, as bits.
+        self.preempted: dict[str, int] = {}
+        self.kept: dict[str, list[int]] = {}
         #: What allocated budgets stand at, as far as that was asked since they were last given something.
         self.standings: dict[Budget, Standing] = {}
         self._headroom: dict[str, int] = {}
@@ -141,7 +156,7 @@ class Draft:
         nodes = pool.working
         headroom = self.headroom(pool)
         if headroom and allocated and not is_short(shape, state.policy):
-            beside = sum(1 for node in self._each(pool, headroom) for _ in range(node.gpus // shape[1]))
+            beside = sum(1 for node in self.each(pool, headroom) for _ in range(node.gpus // shape[1]))
             if pool.healthy.slots(shape[1]) - beside >= shape[2]:
                 nodes &= ~headroom
         for promise in state.reservations.values():
@@ -150,6 +165,8 @@ class Draft:
             ends_ms = self.now_ms + state.policy.backfill_margin_ms + (shape[3] if allocated else 0)
             if ends_ms > promise.start_ms:
                 nodes &= ~self.reserved(promise)
+        for kept in self.kept.get(pool.id, ()):
+            nodes &= ~kept
         return nodes
 
     def headroom(self, pool: Pool) -> int:
@@ -178,7 +195,8 @@ class Draft:
         return known
 
     @staticmethod
-    def _each(pool: Pool, nodes: int) -> Iterator[Node]:
+    def each(pool: Pool, nodes: int) -> Iterator[Node]:
+        """Yield some nodes of a pool, given as bits, in the order of their places."""
         while nodes:
             bit = nodes & -nodes
             nodes ^= bit

@@ -37,25 +37,24 @@ def lowest_bits(mask: int, count: int) -> int:
     return chosen
 
 
-def place(pool: DraftPool, ranks: int, gpus_per_rank: int) -> tuple[Seat, ...] | None:
+def place(pool: DraftPool, ranks: int, gpus_per_rank: int, nodes: int) -> tuple[Seat, ...] | None:
     """Seat a gang on free GPUs and take them; None, and nothing is taken, when it does not fit.
 
     Args:
         pool: Where to look; changed when the gang fits.
         ranks: Gang size.
         gpus_per_rank: GPUs of each rank, on one node.
+        nodes: The nodes that may be used, as bits.
     """
-    if pool.free.slots(gpus_per_rank) < ranks:
+    if pool.free.slots_on(gpus_per_rank, nodes) < ranks:
         return None
     shares: list[tuple[Node, int]] = []
     left = ranks
     while left:
-        offered = (
-            pool.free.tightest(min(left * gpus_per_rank, MAX_GPUS + 1)) if left * gpus_per_rank <= MAX_GPUS else -1
-        )
+        offered = pool.free.tightest(left * gpus_per_rank, nodes) if left * gpus_per_rank <= MAX_GPUS else -1
         if offered < 0:
-            offered = next(gpus for gpus in range(MAX_GPUS, 0, -1) if pool.free.counts[gpus])
-        node = pool.nodes[pool.free.first(offered)]
+            offered = next(gpus for gpus in range(MAX_GPUS, 0, -1) if pool.free.nodes[gpus] & nodes)
+        node = pool.nodes[pool.free.first(offered, nodes)]
         here = min(left, offered // gpus_per_rank)
         mask = lowest_bits(pool.free_mask(node), here * gpus_per_rank)
         pool.take(node, mask)

@@ -4,27 +4,28 @@ Greedy over the nodes, exact on each: the cheapest runs that make room for one m
 Whoever is stopped frees GPUs on every node of its gang, and that counts for the next choice. In the end every victim
 is put back that the gang can do without.
 
-Source: `fair-share.md`, section 4.4, at its first threshold: unallocated work only.
+Source: `fair-share.md`, section 4.4.
 """
 
 from __future__ import annotations
 
 from heapq import heappop, heappush, heapreplace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from streamsched.model.events import Seat, Victim
+from streamsched.model.events import Comparison, Seat, Victim
 from streamsched.scheduling.placement import lowest_bits, seats_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from streamsched.scheduling.draft import DraftPool
+    from streamsched.scheduling.draft import Draft, DraftPool
+    from streamsched.scheduling.guard import Offer
     from streamsched.state.cluster import ClusterState
     from streamsched.state.inventory import Node, RunKey
     from streamsched.state.workloads import Run, Workload
 
-#: What stopping some runs costs: GPUs, gangs, and how much they are preferred to be left alone.
-Cost = tuple[int, int, int]
+#: What stopping some runs costs: allocated GPUs, all GPUs, gangs, and how much they are preferred to be left alone.
+Cost = tuple[int, int, int, int]
 #: The cheapest runs for something, with what they cost.
 Choice = tuple[Cost, list["RunKey"]]
 #: When a node is looked at: the emptiest first, then by index. Free GPUs, negative, and the index.
@@ -32,7 +33,7 @@ Place = tuple[int, int]
 
 
 def displace(
-    state: ClusterState, pool: DraftPool, ranks: int, gpus_per_rank: int
+    state: ClusterState, pool: DraftPool, ranks: int, gpus_per_rank: int, nodes: int
 ) -> tuple[tuple[Seat, ...], tuple[Victim, ...]] | None:
     """Seat a gang on free GPUs and on those of unallocated runs, and take both; None when it does not fit.
 
@@ -41,14 +42,86 @@ def displace(
         pool: Where to look; changed when the gang fits.
         ranks: Gang size.
         gpus_per_rank: GPUs of each rank, on one node.
+        nodes: The nodes that may be used, as bits.
     """
-    if pool.reclaimable.slots(gpus_per_rank) < ranks:
+    if pool.reclaimable.slots_on(gpus_per_rank, nodes) < ranks:
         return None
-    search = _Search(state, pool, gpus_per_rank)
-    while search.slots < ranks:
-        search.stop_cheapest(ranks)
-    search.put_back(ranks)
+    search = _Search(state, pool, gpus_per_rank, nodes)
+    search.fill(ranks)
     return search.seats(ranks), search.victims()
+
+
+class Preemption(NamedTuple):
+    """A gang's seats, and everybody who is stopped for it."""
+
+    seats: tuple[Seat, ...]
+    victims: tuple[Victim, ...]
+    allocated_gpus: int
+    over_cap: bool
+
+
+def preempt(
+    draft: Draft,
+    pool: DraftPool,
+    ranks: int,
+    gpus_per_rank: int,
+    nodes: int,
+    offers: Sequence[Offer],
+    *,
+    affordable: Callable[[int], bool],
+) -> Preemption | None:
+    """Seat a gang where allocated runs past their protection make room too, and take it; None when it does not fit.
+
+    Leaf by leaf, the most over-served first, their runs are added to what may be stopped, until the whole gang fits:
+    that spares the leaf that is least over-served. A later leaf is let in only when the victims are too many otherwise.
+
+    Args:
+        draft: The decision in the making.
+        pool: Where to look; changed when the gang fits.
+        ranks: Gang size.
+        gpus_per_rank: GPUs of each rank, on one node.
+        nodes: The nodes that may be used, as bits.
+        offers: Who may be stopped, in this order.
+        affordable: Whether so many allocated GPUs may be preempted at this moment.
+    """
+    state = draft.state
+    cap = state.policy.disruption_cap * ranks * gpus_per_rank
+    extra: dict[int, dict[RunKey, int]] = {}
+    reasons: dict[RunKey, Comparison] = {}
+    room: dict[int, int] = {}
+    slots = pool.reclaimable.slots_on(gpus_per_rank, nodes)
+    best: _Search | None = None
+    for offer in offers:
+        gained = 0
+        for key, workload in offer.runs.items():
+            run = workload.run
+            if run is None or key in pool.victims:
+                continue
+            reasons[key] = offer.because
+            for node_id, mask in run.held.items():
+                node = state.nodes[node_id]
+                if node.pool != pool.pool.id or not nodes >> node.index & 1 or not node.takes_work:
+                    continue
+                extra.setdefault(node.index, {})[key] = mask
+                before = room.get(node.index)
+                if before is None:
+                    before = pool.free_mask(node).bit_count()
+                    before += sum(held.bit_count() for held in pool.preemptible(node).values())
+                after = room[node.index] = before + mask.bit_count()
+                gained += after // gpus_per_rank - before // gpus_per_rank
+        slots += gained
+        if slots < ranks or not gained:
+            continue
+        search = _Search(state, pool, gpus_per_rank, nodes, {index: dict(runs) for index, runs in extra.items()})
+        search.fill(ranks)
+        if best is None or search.allocated_gpus <= cap:
+            best = search
+        if best.allocated_gpus <= cap:
+            break
+    if best is None or not affordable(best.allocated_gpus):
+        return None
+    over_cap = best.allocated_gpus > cap
+    return Preemption(best.seats(ranks), best.victims(reasons), best.allocated_gpus, over_cap)
 
 
 class _Offer:
@@ -67,7 +140,7 @@ class _Offer:
         return self.is_better_than(other) or (not other.is_better_than(self) and self.place < other.place)
 
     def is_better_than(self, other: _Offer) -> bool:
-        """Whether it costs less for each rank: in GPUs, then in gangs, then in who is preferred to be left alone.
+        """Whether it costs less for each rank: allocated GPUs, all GPUs, gangs, and whom it is better to leave alone.
 
         Equal offers keep the order in which they were found, which is that of the nodes.
         """
@@ -80,23 +153,46 @@ class _Offer:
 class _Search:
     """The room for one gang while victims are chosen."""
 
-    def __init__(self, state: ClusterState, pool: DraftPool, gpus_per_rank: int) -> None:
+    def __init__(
+        self,
+        state: ClusterState,
+        pool: DraftPool,
+        gpus_per_rank: int,
+        nodes: int,
+        allocated: Mapping[int, dict[RunKey, int]] | None = None,
+    ) -> None:
         self.state = state
         self.pool = pool
         self.gpus_per_rank = gpus_per_rank
+        #: The nodes that may be used, as bits.
+        self.nodes = nodes
+        #: Allocated runs that may be stopped, by node index, with their GPUs there.
+        self.allocated = allocated or {}
         self.chosen: dict[RunKey, Run] = {}
         #: GPUs that the chosen free, by node index, on nodes that may be used.
         self.freed: dict[int, int] = {}
-        self.slots = pool.free.slots(gpus_per_rank)
+        self.slots = pool.free.slots_on(gpus_per_rank, nodes)
         #: From the second choice on: the best offer of each node, by node index, and all of them with the best first,
         #: among some that no longer hold.
         self.offers: dict[int, _Offer] = {}
         self.ranking: list[_Offer] | None = None
 
+    @property
+    def allocated_gpus(self) -> int:
+        """Allocated GPUs of everybody chosen, wherever they are."""
+        return sum(run.gpus for key, run in self.chosen.items() if self.state.workloads[key[0]].is_allocated)
+
+    def fill(self, ranks: int) -> None:
+        """Choose victims until the gang fits, and leave alone those that it can do without."""
+        while self.slots < ranks:
+            self.stop_cheapest(ranks)
+        self.put_back(ranks)
+
     def stop_cheapest(self, ranks: int) -> None:
         """Add the victims that make room for more ranks at the least cost for each rank."""
         missing = ranks - self.slots
-        best = self._best_of_few(missing) if not self.chosen else self._best_of_all(missing)
+        few = not self.chosen and not self.allocated
+        best = self._best_of_few(missing) if few else self._best_of_all(missing)
         if best is None:
             raise AssertionError("the gang fits on what can be reclaimed, so there is something left to reclaim")
         for key in best.keys:
@@ -112,7 +208,7 @@ class _Search:
         for free in range(len(self.pool.free.nodes) - 1, -1, -1):
             nodes = self._nodes_with_more(free)
             # What a node with so many free GPUs can offer at the very best: one gang of just what a rank lacks there.
-            ideal = _Offer((self.gpus_per_rank - free % self.gpus_per_rank, 1, 0), [], missing)
+            ideal = _Offer((0, self.gpus_per_rank - free % self.gpus_per_rank, 1, 0), [], missing)
             while nodes:
                 if best is not None and not ideal.is_better_than(best):
                     break
@@ -122,13 +218,13 @@ class _Search:
                 if found is None:
                     continue
                 cost, keys = found
-                if best is not None and cost[0] * best.ranks > best.cost[0] * missing:
+                if best is not None and cost[1] * best.ranks > best.cost[1] * missing:
                     continue  # Too dear even if it made room for all that are missing.
                 offer = _Offer(cost, keys, self._gain(keys, missing))
                 if best is None or offer.is_better_than(best):
                     best = offer
             # A node with fewer free GPUs must give up at least so many for a rank to fit there.
-            if best is not None and best.cost[0] <= self._least_for(free - 1) * best.ranks:
+            if best is not None and best.cost[1] <= self._least_for(free - 1) * best.ranks:
                 break
         return best
 
@@ -142,6 +238,9 @@ class _Search:
                     bit = nodes & -nodes
                     nodes ^= bit
                     self._rank(self.pool.nodes[bit.bit_length() - 1], missing)
+            for index in self.allocated:
+                if index not in self.offers:
+                    self._rank(self.pool.nodes[index], missing)
         while self.ranking:
             best = self.ranking[0]
             if self.offers.get(best.place[1]) is not best:
@@ -183,7 +282,8 @@ class _Search:
     def seats(self, ranks: int) -> tuple[Seat, ...]:
         """Seat the gang where the fewest of its GPUs have to be waited for, and take the GPUs."""
         for key, run in self.chosen.items():
-            self.pool.stop(key, self._nodes_of(run))
+            nodes = [self.state.nodes[id_] for id_ in run.held]
+            self.pool.stop(key, [node for node in nodes if node.takes_work and node.pool == self.pool.pool.id])
         shares: list[tuple[Node, int]] = []
         left = ranks
         for node in self._nodes_by_use():
@@ -201,9 +301,16 @@ class _Search:
                 break
         return seats_of(shares, self.gpus_per_rank)
 
-    def victims(self) -> tuple[Victim, ...]:
-        """Return the chosen runs by id."""
-        return tuple(Victim(workload=key[0], attempt=key[1]) for key in sorted(self.chosen))
+    def victims(self, reasons: Mapping[RunKey, Comparison] | None = None) -> tuple[Victim, ...]:
+        """Return the chosen runs by id, the allocated ones with the reason why they may be stopped."""
+        victims: list[Victim] = []
+        for key in sorted(self.chosen):
+            because = None if reasons is None else reasons.get(key)
+            until_ms = self.chosen[key].protected_until_ms
+            if because is not None and until_ms is not None:
+                because = because.model_copy(update={"protected_until_ms": until_ms})
+            victims.append(Victim(workload=key[0], attempt=key[1], because=because))
+        return tuple(victims)
 
     # --- steps ---
 
@@ -213,7 +320,7 @@ class _Search:
         reclaimable = self.pool.reclaimable.nodes
         for offered in range((free // self.gpus_per_rank + 1) * self.gpus_per_rank, len(reclaimable)):
             more |= reclaimable[offered]
-        return self.pool.free.nodes[free] & more
+        return self.pool.free.nodes[free] & more & self.nodes
 
     def _nodes_by_use(self) -> list[Node]:
         """Return the nodes that have room: those of victims first, as they were stopped for it, then the emptiest."""
@@ -221,7 +328,7 @@ class _Search:
         stopped.sort(key=lambda node: (-(self._room(node) // self.gpus_per_rank), node.index))
         others: list[Node] = []
         for free in range(len(self.pool.free.nodes) - 1, self.gpus_per_rank - 1, -1):
-            nodes = self.pool.free.nodes[free]
+            nodes = self.pool.free.nodes[free] & self.nodes
             while nodes:
                 bit = nodes & -nodes
                 nodes ^= bit
@@ -255,9 +362,10 @@ class _Search:
         return min(gain, missing)
 
     def _nodes_of(self, run: Run) -> list[Node]:
-        """Return the nodes of a run that take work."""
+        """Return the nodes of a run that may be used."""
         nodes = [self.state.nodes[id_] for id_ in run.held]
-        return [node for node in nodes if node.takes_work]
+        pool = self.pool.pool.id
+        return [node for node in nodes if node.pool == pool and self.nodes >> node.index & 1 and node.takes_work]
 
     def _nodes_beside(self, keys: list[RunKey]) -> Iterable[Node]:
         """Return the nodes whose offers may have changed with these choices: theirs, and those of their neighbours."""
@@ -265,7 +373,7 @@ class _Search:
         for key in keys:
             for node in self._nodes_of(self.chosen[key]):
                 beside[node.index] = node
-                for other in self.pool.preemptible(node):
+                for other in (*self.pool.preemptible(node), *self.allocated.get(node.index, ())):
                     run = self.state.workloads[other[0]].run
                     if run is not None and other not in self.chosen:
                         beside.update((node.index, node) for node in self._nodes_of(run))
@@ -283,7 +391,7 @@ class _Search:
 
     def _cheapest_on(self, node: Node) -> Choice | None:
         """Return the cheapest runs of a node whose end lets one more rank fit there; None when no end of any does."""
-        if node.index in self.freed:
+        if node.index in self.freed or node.index in self.allocated:
             return self._knapsack(node)
         # As long as neither this search nor the draft takes anything there, the answer stays what it was.
         known = self.pool.cheapest.setdefault(self.gpus_per_rank, {})
@@ -295,20 +403,26 @@ class _Search:
         """Choose the cheapest runs of a node: an exact small knapsack."""
         room = self._room(node)
         need = self.gpus_per_rank - room % self.gpus_per_rank
-        runs = [(key, mask.bit_count()) for key, mask in self.pool.preemptible(node).items() if key not in self.chosen]
+        offered = (*self.pool.preemptible(node).items(), *self.allocated.get(node.index, {}).items())
+        runs = [(key, mask.bit_count()) for key, mask in offered if key not in self.chosen]
         if sum(gpus for _, gpus in runs) < need:
             return None
         runs.sort(key=lambda item: item[0], reverse=True)
         runs.sort(key=lambda item: _spare_last(self.state.workloads[item[0][0]]))
-        best: list[Choice | None] = [((0, 0, 0), []), *[None] * need]
+        best: list[Choice | None] = [((0, 0, 0, 0), []), *[None] * need]
         for position, (key, gpus) in enumerate(runs):
-            run = self.state.workloads[key[0]].run
-            whole = run.gpus if run is not None else gpus
+            workload = self.state.workloads[key[0]]
+            allocated = workload.gpus if workload.is_allocated else 0
             for covered in range(need, 0, -1):
                 before = best[max(0, covered - gpus)]
                 if before is None:
                     continue
-                cost = (before[0][0] + whole, before[0][1] + 1, before[0][2] + position)
+                cost = (
+                    before[0][0] + allocated,
+                    before[0][1] + workload.gpus,
+                    before[0][2] + 1,
+                    before[0][3] + position,
+                )
                 known = best[covered]
                 if known is None or cost < known[0]:
                     best[covered] = (cost, [*before[1], key])

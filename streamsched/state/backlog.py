@@ -30,6 +30,10 @@ class ShapeQueue:
         #: How many entries have each (priority, requeued or new).
         self.ranks_of_order: dict[tuple[int, int], int] = {}
 
+    def next_order(self, position: int) -> int:
+        """Return the position of the first entry of another priority, or new after requeued, than the one there."""
+        return self.entries.bisect_left((*self.entries[position][:2], 1 << 63, ""))
+
     def oldest(self, skipped: int) -> int:
         """Return the earliest enqueue among the entries after the first `skipped`; there must be one.
 

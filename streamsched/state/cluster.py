@@ -32,6 +32,7 @@ from streamsched.model.events import (
     StateHashed,
     Tick,
     Unreadable,
+    UsageAdjusted,
     WorkloadCancelled,
     WorkloadReprioritized,
     WorkloadSubmitted,
@@ -91,6 +92,10 @@ class ClusterState:
         self.inventory.set_rates(policy)
         self.budgets = BudgetTree(policy.window_ms, policy.min_runtime_cap_ms)
         self.budgets.follow(policy, 0)
+        #: Changes of the budget tree that have yet to take effect, in the order in which they will.
+        self.scheduled: list[BudgetTreeChanged] = []
+        #: Adjustments of usage by id, so that a retry is seen, and when they were made.
+        self.adjustments: dict[str, int] = {}
         #: Health of nodes that have not yet said what they are.
         self.awaited_nodes: dict[str, tuple[NodeHealth, str | None, bool]] = {}
 
@@ -136,7 +141,8 @@ class ClusterState:
         deadline = self.timers.next_ms(self)
         sent = self.dispatch.oldest_ms()
         resend = None if sent is None else sent + self.policy.resend_ms
-        return resend if deadline is None else deadline if resend is None else min(deadline, resend)
+        change = self.scheduled[0].effective_ms if self.scheduled else None
+        return min((at_ms for at_ms in (deadline, resend, change) if at_ms is not None), default=None)
 
     @property
     def stirred(self) -> tuple[int, int, int, str | None, int, int]:
@@ -220,6 +226,8 @@ class ClusterState:
                 requests.extend(self, event)
             case BudgetTreeChanged():
                 requests.change_budgets(self, event)
+            case UsageAdjusted():
+                requests.adjust_usage(self, event)
             case PolicyAdopted():
                 requests.adopt(self, event)
             case NodeDrainChanged():
@@ -252,6 +260,8 @@ class ClusterState:
 
     def _let_time_pass(self) -> None:
         now = self.now_ms
+        while self.scheduled and (self.scheduled[0].effective_ms or 0) <= now:
+            requests.take_effect(self, self.scheduled.pop(0))
         self.budgets.advance(now)
         if self.timers.is_any_due(now):
             for node in self.timers.holds_over(now, self.nodes):
@@ -266,6 +276,11 @@ class ClusterState:
             if first.at_ms + self.policy.finished_kept_ms > now:
                 break
             del finished[first.workload]
+        while self.adjustments:
+            id_, made_ms = next(iter(self.adjustments.items()))
+            if made_ms + self.policy.finished_kept_ms > now:
+                break
+            del self.adjustments[id_]
 
     def _come_due(self, due: Due, workload: Workload) -> None:
         match due:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from streamsched.model.commands import Place, Receipt, ReceiptStatus, Stop, StopReason
 from streamsched.model.events import ReleaseOutcome
 from streamsched.model.quantities import MINUTE, SECOND, format_duration, format_instant
+from streamsched.state import corrections
 from streamsched.state.reasons import Ignored
 from streamsched.state.workloads import Commitment, Finished, Phase, Run, Workload
 
@@ -90,7 +91,6 @@ def _note_start(state: ClusterState, workload: Workload, run: Run, node_id: str)
     state.touch(workload)
     if workload.is_allocated:
         least = run.min_ms
-        workload.budget.live_runs[(workload.id, run.attempt)] = workload
         run.protected_until_ms = until = state.now_ms + least
         if run.commitment is Commitment.WHOLE:
             run.commitment = Commitment.REST
@@ -165,10 +165,14 @@ def _give_back(state: ClusterState, workload: Workload, run: Run, node: Node) ->
     node.held.pop(key, None)
     node.preemptible.pop(key, None)
     node.unprotected.pop(key, None)
-    workload.budget.live_runs.pop(key, None)
+    if not run.held:
+        state.shield(workload)
     state.inventory.refile(node)
     state.dispatch.settle(node.id, key)
-    state.budgets.hold(workload.budget, -mask.bit_count() * run.rate, state.now_ms, charged=workload.is_allocated)
+    units = mask.bit_count() * run.rate
+    state.budgets.hold(workload.budget, -units, state.now_ms, charged=workload.is_allocated)
+    if run.started_ms is None:
+        run.returned.append((units, state.now_ms))
     drop_commitment(state, workload)
     state.touch(workload)
     state.effects.nodes[node.id] = None
@@ -213,14 +217,13 @@ def stop(state: ClusterState, workload: Workload, reason: StopReason, beneficiar
     drop_commitment(state, workload)
     state.touch(workload)
     key = (workload.id, run.attempt)
-    workload.budget.live_runs.pop(key, None)
+    state.shield(workload)
     grace = grace_of(state, workload)
     run.deadline_ms = state.now_ms + grace + state.policy.stop_timeout_ms
     state.timers.set(workload)
     for node_id in run.held:
         node = state.nodes[node_id]
-        preemptible = node.preemptible.pop(key, None) or node.unprotected.pop(key, None)
-        if preemptible is not None:
+        if node.preemptible.pop(key, None) is not None:
             state.inventory.refile(node)
         state.effects.nodes[node_id] = None
         state.issue(
@@ -241,8 +244,13 @@ def grace_of(state: ClusterState, workload: Workload) -> int:
     return state.policy.grace_ms if workload.is_allocated else state.policy.unallocated_grace_ms
 
 
-#: Stops that are no doing of the work's, nor of anybody who may take its GPUs.
+#: Stops that come from neither the work nor from anybody who may take its GPUs.
 _INFRASTRUCTURE = (None, StopReason.GANG_BROKEN, StopReason.START_DEADLINE, StopReason.NODE_FAILED)
+
+
+def _is_nobodys_doing(run: Run) -> bool:
+    """Whether a run was stopped by a failure of the machinery; a drain is one to what it kept from starting."""
+    return run.stop in _INFRASTRUCTURE or (run.stop is StopReason.NODE_DRAINED and run.started_ms is None)
 
 
 def _end(state: ClusterState, workload: Workload, run: Run) -> None:
@@ -256,10 +264,12 @@ def _end(state: ClusterState, workload: Workload, run: Run) -> None:
         finish(state, workload, Phase.CANCELLED, "cancelled while it ran")
     elif run.failed:
         finish(state, workload, Phase.FAILED, f"{run.failed} of {len(run.places)} nodes failed, first {run.failure}")
-    elif run.infrastructure or (run.stopped and run.stop in _INFRASTRUCTURE):
+    elif run.infrastructure or (run.stopped and _is_nobodys_doing(run)):
+        if run.started_ms is None:
+            corrections.refund(state, workload, run)
         if may_requeue:
             # A node that was taken out of use does not take it again; of other failures the next may be as quick.
-            is_known = run.stop is StopReason.NODE_FAILED and not run.infrastructure
+            is_known = run.stop in (StopReason.NODE_FAILED, StopReason.NODE_DRAINED) and not run.infrastructure
             back_to_queue(state, workload, hold=run.started_ms is None and not is_known)
         else:
             why = "a node failed" if run.stop is StopReason.NODE_FAILED else "a node was lost"
@@ -404,10 +414,8 @@ def end_protection(state: ClusterState, workload: Workload) -> None:
     run = workload.run
     if run is None:
         return
-    for node_id, mask in run.held.items():
-        node = state.nodes[node_id]
-        node.unprotected[(workload.id, run.attempt)] = mask
-        state.inventory.refile(node)
+    state.expose(workload)
+    for node_id in run.held:
         state.effects.nodes[node_id] = None
     state.touch(workload)
     if any(state.nodes[node_id].is_draining for node_id in run.held):
@@ -420,6 +428,8 @@ def warn(state: ClusterState, workload: Workload) -> None:
     if run is None or run.protected_until_ms is None:
         return
     run.warn_ms = None
+    if run.protected_until_ms <= state.now_ms:
+        return  # Time stood still for so long that there is nothing to warn of any more.
     state.touch(workload)
     once = "" if run.extended_ms else "; it can be extended once"
     state.effects.receipts.append(

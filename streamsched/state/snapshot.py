@@ -15,7 +15,7 @@ import orjson
 from pydantic import TypeAdapter
 
 from streamsched.model.commands import AnyCommand, Command, StopReason
-from streamsched.model.events import Drain, NodeHealth, Seat
+from streamsched.model.events import BudgetTreeChanged, Drain, NodeHealth, Seat
 from streamsched.model.policy import Policy
 from streamsched.state.cluster import LAYOUT, ClusterState, SourceGap
 from streamsched.state.disruption import DisruptionBudget
@@ -65,6 +65,8 @@ def freeze(state: ClusterState) -> bytes:
                 [r.workload, r.pool, r.nodes, r.start_ms, r.since_ms, r.cursor] for r in state.reservations.values()
             ],
             "disruption": [[pool, d.spent, d.as_of_ms] for pool, d in sorted(state.disruption.items())],
+            "adjustments": [list(item) for item in state.adjustments.items()],
+            "scheduled": [fact.model_dump(mode="json") for fact in state.scheduled],
             "hashed": state.hashed,
             "next_hash": state.next_hash,
         },
@@ -120,6 +122,8 @@ def thaw(data: bytes) -> ClusterState:
         state.timers.reserve(state.reservations[id_], state.policy.reservation_overrun_ms)
     for pool, spent, as_of_ms in fields["disruption"]:
         state.disruption[pool] = DisruptionBudget(spent, as_of_ms)
+    state.adjustments = dict(fields["adjustments"])
+    state.scheduled = [BudgetTreeChanged.model_validate_json(orjson.dumps(item)) for item in fields["scheduled"]]
     state.hashed = fields["hashed"]
     state.next_hash = fields["next_hash"]
     return state
@@ -171,6 +175,7 @@ def _budget_out(budget: Budget, number: dict[int, int]) -> dict[str, Any]:
         "fraction": budget.fraction_nano,
         "quota": budget.quota_nano,
         "closed": budget.closed,
+        "managers": list(budget.managers),
         "charged": _use_out(budget.charged),
         "uncharged": _use_out(budget.uncharged),
         "commitment": [budget.commitment_fixed, budget.commitment_gpus, str(budget.commitment_sum)],
@@ -191,6 +196,7 @@ def _tree_out(tree: BudgetTree, number: dict[int, int]) -> dict[str, Any]:
         "trailing": [tree.trailing_gpus, str(tree.trailing_integral), tree.trailing_as_of_ms],
         "capacity_changes": [list(change) for change in tree.capacity_changes],
         "fading_capacity": _fading_out(tree.fading_capacity),
+        "known_from_ms": tree.known_from_ms,
     }
 
 
@@ -209,6 +215,7 @@ def _tree_in(tree: BudgetTree, fields: dict[str, Any], items: list[dict[str, Any
         budget.commitment_fixed, budget.commitment_gpus, summed = item["commitment"]
         budget.commitment_sum = int(summed)
         budget.queued_gpus = item["queued"]
+        budget.managers = tuple(item["managers"])
         budget.segments = [(int(begin), quota) for begin, quota in item["segments"]]
         budget.fading_charged, budget.fading_uncharged, budget.fading_quota = map(_fading_in, item["fading"])
         budgets.append(budget)
@@ -221,6 +228,7 @@ def _tree_in(tree: BudgetTree, fields: dict[str, Any], items: list[dict[str, Any
     tree.trailing_integral = int(integral)
     tree.capacity_changes = deque((when, gpus) for when, gpus in fields["capacity_changes"])
     tree.fading_capacity = _fading_in(fields["fading_capacity"])
+    tree.known_from_ms = fields["known_from_ms"]
     return budgets
 
 
@@ -327,6 +335,7 @@ def _run_out(run: Run) -> dict[str, Any]:
         "beneficiary": run.beneficiary,
         "failure": run.failure,
         "ends": [run.failed, run.stopped, run.infrastructure],
+        "returned": [list(part) for part in run.returned],
     }
 
 
@@ -357,6 +366,7 @@ def _run_in(item: dict[str, Any]) -> Run:
     for name in _PLAIN_OF_RUN:
         setattr(run, name, item[name])
     run.failed, run.stopped, run.infrastructure = item["ends"]
+    run.returned = [(units, until_ms) for units, until_ms in item["returned"]]
     return run
 
 
@@ -389,6 +399,5 @@ def _restore_workload(state: ClusterState, restored: tuple[Workload, bool]) -> N
             state.inventory.refile(state.nodes[node_id])
     state.timers.set(workload)
     state.timers.warn(workload)
-    if workload.phase is Phase.RUNNING and run.protected_until_ms is not None:
-        if run.protected_until_ms > state.now_ms:
-            state.timers.protect(workload, run.protected_until_ms)
+    if workload.phase is Phase.RUNNING and (run.protected_until_ms or 0) > state.now_ms:
+        state.timers.protect(workload, run.protected_until_ms or 0)

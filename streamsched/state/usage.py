@@ -78,6 +78,7 @@ class Budget:
         "fading_uncharged",
         "fraction_nano",
         "id",
+        "managers",
         "parent",
         "path",
         "queued_gpus",
@@ -98,6 +99,8 @@ class Budget:
         #: Its share of the cluster.
         self.quota_nano = 0
         self.closed = False
+        #: Who may change it and what is below it.
+        self.managers: tuple[str, ...] = ()
         #: Allocated GPU-time, which is charged; and unallocated GPU-time, which only orders unallocated work.
         self.charged = SlidingUse()
         self.uncharged = SlidingUse()
@@ -206,6 +209,7 @@ class BudgetTree:
         "fading_capacity",
         "floor_ms",
         "half_life_ms",
+        "known_from_ms",
         "root",
         "trailing_as_of_ms",
         "trailing_gpus",
@@ -243,12 +247,29 @@ class BudgetTree:
         self.trailing_integral = 0
         self.trailing_as_of_ms = 0
         self.capacity_changes: deque[tuple[int, int]] = deque()
+        #: What was held before this is not known any more, since the window was once no longer than that.
+        self.known_from_ms = 0
 
     # --- reading ---
 
     def get(self, budget: str) -> Budget | None:
         """Return the open budget of that id."""
         return self.by_id.get(budget)
+
+    def not_managed_by(self, actor: str | None, shares: tuple[BudgetShare, ...]) -> tuple[str, Budget] | None:
+        """Return the first budget that `shares` would change and `actor` may not, and the nearest one with managers."""
+        named = {share.budget: (share.fraction_nano, share.managers) for share in shares}
+        known = {id_: (budget.fraction_nano, budget.managers) for id_, budget in self.by_id.items()}
+        for changed in sorted(id_ for id_ in named.keys() | known.keys() if named.get(id_) != known.get(id_)):
+            present: str | None = changed
+            while present is not None and present not in self.by_id:
+                present = parent_of(present)
+            if present is None:
+                continue
+            managed = [budget for budget in self.by_id[present].path if budget.managers]
+            if managed and not any(actor in budget.managers for budget in managed):
+                return changed, managed[0]
+        return None
 
     def leaves(self) -> list[Budget]:
         """Return the open leaves in the order of their ids."""
@@ -299,6 +320,38 @@ class BudgetTree:
             fading = budget.fading_charged if charged else budget.fading_uncharged
             fading.add(gpus << BITS, since_ms, now_ms, self.half_life_ms)
 
+    def correct(self, leaf: Budget, units: int, since_ms: int, until_ms: int, now_ms: int, *, charged: bool) -> None:
+        """Add what a leaf is taken to have held over an interval that has passed, or with a negative number take it off.
+
+        It leaves the window as if it had been held: both ends are filed among the changes, where they belong in time.
+        """
+        for budget in leaf.path:
+            (budget.charged if charged else budget.uncharged).gpu_ms += units * (until_ms - since_ms)
+        for when, more in ((since_ms, units), (until_ms, -units)):
+            later: list[tuple[int, Budget, int, bool]] = []
+            while self.changes and self.changes[-1][0] > when:
+                later.append(self.changes.pop())
+            self.changes.append((when, leaf, more, charged))
+            self.changes.extend(reversed(later))
+            if self.usage is UsageMode.DECAY:
+                self._fade(leaf, more, when, now_ms, charged=charged)
+        self.advance(now_ms)
+
+    def least_charged(self, leaf: Budget, since_ms: int, until_ms: int, now_ms: int) -> int | None:
+        """Return the fewest units that a leaf was charged for at any moment of an interval; None outside the window."""
+        since_ms = max(since_ms, now_ms - self.window_ms, self.known_from_ms)
+        if since_ms >= until_ms:
+            return None
+        level = leaf.charged.trailing
+        moments: dict[int, int] = {since_ms: level}
+        for when, budget, units, charged in self.changes:
+            if when >= until_ms:
+                break
+            if charged and leaf in budget.path:
+                level += units
+            moments[max(when, since_ms)] = level
+        return min(moments.values())
+
     def set_capacity(self, gpus: int, now_ms: int) -> None:
         """Take note of the schedulable GPUs."""
         if gpus == self.capacity_units:
@@ -337,6 +390,7 @@ class BudgetTree:
         else:
             # What left the old window is forgotten: it is as if all that was held at the old edge had begun there.
             opening = self._held_at_the_edge(edge)
+            self.known_from_ms = max(self.known_from_ms, edge)
             for budget in self._all():
                 budget.charged.trailing = budget.uncharged.trailing = 0
             self.changes.extendleft(reversed(opening))
@@ -389,6 +443,7 @@ class BudgetTree:
                 for use in (budget_or_none.charged, budget_or_none.uncharged):
                     use.as_of_ms = now_ms
             budget_or_none.fraction_nano = share.fraction_nano
+            budget_or_none.managers = share.managers
         self._set_quotas(now_ms)
         lost.extend(self.by_id[id_] for id_ in sorted(leaves_before) if self.by_id[id_].children)
         self.forget_closed()

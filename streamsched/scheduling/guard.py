@@ -1,0 +1,162 @@
+"""Who may take from whom: fair share between leaves with a guard against taking turns, priority inside one.
+
+A claimant takes only from those that stand behind it in the order, and only as much as leaves it no further ahead than
+they are. A victim is past its protection, so that its end changes nobody's ratio: whoever was compared rightly before
+a preemption is compared rightly after it.
+
+Source: `fair-share.md`, section 4.3.
+"""
+
+from __future__ import annotations
+
+from functools import cmp_to_key
+from typing import TYPE_CHECKING, NamedTuple
+
+from streamsched.model.events import Comparison, TakeRule
+from streamsched.model.policy import VictimUnderBudget
+from streamsched.scheduling.fair_share import comes_before, standing
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from streamsched.scheduling.draft import Draft
+    from streamsched.scheduling.fair_share import Standing
+    from streamsched.state.inventory import RunKey
+    from streamsched.state.usage import Budget
+    from streamsched.state.workloads import Workload
+
+
+class Offer(NamedTuple):
+    """The runs of one leaf that a claimant may stop, and why."""
+
+    leaf: Budget
+    runs: dict[RunKey, Workload]
+    because: Comparison
+
+
+def guard_of(draft: Draft, claimant: Workload, rate: int) -> int:
+    """Return what the guard adds to a claimant's usage, in GPU-milliseconds: less the longer it has waited.
+
+    The longer of its min runtime and the policy's floor for all its GPUs, faded by the share of the relaxation that it
+    has waited through; rounded up.
+    """
+    policy = draft.state.policy
+    if not policy.guard:
+        return 0
+    whole = claimant.gpus * rate * max(claimant.effective_min_ms, policy.guard_floor_ms)
+    fades_over_ms = policy.guard_relaxation_ms
+    if fades_over_ms is None:
+        return whole
+    left_ms = fades_over_ms - (draft.now_ms - claimant.queued_ms)
+    return -(-whole * left_ms // fades_over_ms) if left_ms > 0 else 0
+
+
+def offers_to(draft: Draft, claimant: Workload, guard_gpu_ms: int) -> list[Offer]:
+    """Return what a claimant may take from allocated work now, the most over-served leaf first.
+
+    The order is the walk of the tree, mirrored, so that whoever is stopped cannot turn round and stop somebody who
+    stands even worse.
+    """
+    open_runs = draft.state.unprotected
+    offers: dict[Budget, Offer] = {}
+    for leaf, runs in open_runs.items():
+        if leaf is claimant.budget:
+            below = {key: run for key, run in runs.items() if run.priority < claimant.priority}
+            if below:
+                offers[leaf] = Offer(leaf, below, _of_own_leaf(draft, leaf))
+        else:
+            because = compare(draft, claimant.budget, leaf, guard_gpu_ms)
+            if because is not None:
+                offers[leaf] = Offer(leaf, runs, because)
+    return [offers[leaf] for leaf in _most_served_first(draft, offers)] if len(offers) > 1 else list(offers.values())
+
+
+def compare(draft: Draft, claimant: Budget, victim: Budget, guard_gpu_ms: int) -> Comparison | None:
+    """Return why a leaf may take from another past its protection; None when it may not."""
+    ours, theirs = _below_common_ancestor(claimant, victim)
+    mine, other = stand(draft, ours), stand(draft, theirs)
+    if not may_take(mine, other, guard_gpu_ms):
+        return None
+    if draft.state.policy.victim_under_budget is VictimUnderBudget.FORBID and other.used <= other.entitled:
+        return None
+    return _comparison(TakeRule.FAIR_SHARE, ours, mine, theirs, other, guard_gpu_ms)
+
+
+def may_take(mine: Standing, other: Standing, guard_gpu_ms: int) -> bool:
+    """Whether a claimant that stands so may take from who stands so; the policy may add conditions.
+
+    One that holds less than its quota, where the order asks for that, takes from one that does not without a guard.
+    """
+    if comes_before(mine, other) is not True:
+        return False
+    if other.entitled == 0 or mine.above is not other.above:
+        return True
+    return (mine.used + guard_gpu_ms) * other.entitled <= other.used * mine.entitled
+
+
+def stand(draft: Draft, budget: Budget) -> Standing:
+    """Return the standing of a budget for allocated work, computed once until this decision gives it something."""
+    known = draft.standings.get(budget)
+    if known is None:
+        known = draft.standings[budget] = standing(budget, draft, allocated=True)
+    return known
+
+
+def _below_common_ancestor(one: Budget, other: Budget) -> tuple[Budget, Budget]:
+    """Return the children of the lowest common ancestor towards two different leaves."""
+    for mine, theirs in zip(reversed(one.path), reversed(other.path), strict=False):
+        if mine is not theirs:
+            return mine, theirs
+    raise AssertionError(f"{one.id} and {other.id} are not two leaves")
+
+
+def _of_own_leaf(draft: Draft, leaf: Budget) -> Comparison:
+    mine = stand(draft, leaf)
+    return _comparison(TakeRule.PRIORITY, leaf, mine, leaf, mine, 0)
+
+
+def reserved(draft: Draft, claimant: Budget, victim: Budget) -> Comparison:
+    """Return the comparison of a run that was promised: the numbers as they are now, which decide nothing."""
+    ours, theirs = (claimant, victim) if claimant is victim else _below_common_ancestor(claimant, victim)
+    return _comparison(TakeRule.RESERVATION, ours, stand(draft, ours), theirs, stand(draft, theirs), 0)
+
+
+def _comparison(
+    rule: TakeRule, ours: Budget, mine: Standing, theirs: Budget, other: Standing, guard_gpu_ms: int
+) -> Comparison:
+    return Comparison(
+        rule=rule,
+        claimant=ours.id,
+        claimant_used_gpu_ms=mine.used,
+        claimant_entitled_gpu_ms=mine.entitled,
+        victim=theirs.id,
+        victim_used_gpu_ms=other.used,
+        victim_entitled_gpu_ms=other.entitled,
+        guard_gpu_ms=guard_gpu_ms,
+        protected_until_ms=0,
+    )
+
+
+def _most_served_first(draft: Draft, leaves: Collection[Budget]) -> list[Budget]:
+    """Return leaves in the order of the tree walk, mirrored."""
+    below: dict[Budget | None, dict[Budget, None]] = {}
+    for leaf in leaves:
+        for budget in leaf.path:
+            below.setdefault(budget.parent, {})[budget] = None
+
+    def later(one: Budget, other: Budget) -> int:
+        before = comes_before(stand(draft, one), stand(draft, other))
+        if before is None:
+            return -1 if one.id > other.id else 1
+        return 1 if before else -1
+
+    ordered: list[Budget] = []
+    waiting = list(below[None])
+    while waiting:
+        budget = waiting.pop()
+        children = below.get(budget)
+        if children is None:
+            ordered.append(budget)
+        else:
+            waiting.extend(sorted(children, key=cmp_to_key(later), reverse=True))
+    return ordered
