@@ -11,6 +11,8 @@ counted here is an integer. Definitions, after `fair-share.md`, section 5:
   each hour (or day) what was delivered up to what was due; *capped* clips the sums only.
 - **Occupancy**: held GPU-time over schedulable GPU-time.
 - **Preemptions** are counted by run, however many nodes it sat on.
+- **Swap-backs**: preemptions of an allocated run that had itself displaced allocated work of the claimant's team: what
+  one team took, the other takes back.
 """
 
 from __future__ import annotations
@@ -145,6 +147,7 @@ class Outcomes:
         longest_waiting_ms: How long it has waited.
         preempted_allocated: Allocated runs that were stopped for others.
         preempted_unallocated: Unallocated ones.
+        swap_backs: Of the allocated ones, those that took back what the victim had taken.
         cluster: The cluster as a whole: the root of the tree.
         teams: The leaves, by name.
         waits_by_class: By `WorkClass`.
@@ -166,6 +169,7 @@ class Outcomes:
     longest_waiting_ms: int | None
     preempted_allocated: int
     preempted_unallocated: int
+    swap_backs: int
     cluster: TeamOutcome
     teams: Sequence[TeamOutcome]
     waits_by_class: Mapping[str, Waits]
@@ -220,6 +224,17 @@ class Outcomes:
         )
 
     @property
+    def worst_capped(self) -> Fraction | None:
+        """The least of what any team got of what was due to it over the whole stretch."""
+        scores = [ratio(team.by_hour.capped_gpu_ms, team.by_hour.due_gpu_ms) for team in self.teams]
+        return min((score for score in scores if score is not None), default=None)
+
+    @property
+    def evictions_per_1000_gpu_hours(self) -> Fraction | None:
+        """Allocated runs stopped for others, for each 1000 GPU-hours that were held."""
+        return ratio(self.preempted_allocated * 1_000 * HOUR, self.held_gpu_ms)
+
+    @property
     def preemptions_per_1000_gpu_hours(self) -> Fraction | None:
         """Runs stopped for others, for each 1000 GPU-hours that were held."""
         return ratio(self.preemptions * 1_000 * HOUR, self.held_gpu_ms)
@@ -240,6 +255,7 @@ class Outcomes:
             "longest_waiting_ms": self.longest_waiting_ms,
             "preempted_allocated": self.preempted_allocated,
             "preempted_unallocated": self.preempted_unallocated,
+            "swap_backs": self.swap_backs,
             "peak_gpus": self.peak_gpus,
             "cluster": _team_json(self.cluster),
             "teams": [_team_json(team) for team in self.teams],
@@ -263,10 +279,15 @@ class _Started:
 
 
 class OutcomeRecorder:
-    """Observes every record; see the head of this module. Give it to `simulate` or to `streamsched.replay`."""
+    """Observes every record; see the head of this module. Give it to `simulate` or to `streamsched.replay`.
 
-    def __init__(self) -> None:
+    Args:
+        from_ms: What happens earlier counts for nothing: a cluster that begins empty must first fill. A whole hour.
+    """
+
+    def __init__(self, from_ms: int = 0) -> None:
         self.use = HourlyUse()
+        self._from_ms = from_ms
         self._since_ms: int | None = None
         self._records = 0
         self._rounds = 0
@@ -276,14 +297,19 @@ class OutcomeRecorder:
         self._never_started: dict[str, None] = {}
         self._finished: Counter[str] = Counter()
         self._preempted: dict[tuple[str, int], bool] = {}
+        #: Teams from which a run took allocated GPUs when it was placed.
+        self._took_from: dict[tuple[str, int], set[str]] = {}
+        self._swap_backs = 0
         self._ratios: dict[str, list[RatioSample]] = {}
         self._next_sample_ms = 0
 
     def __call__(self, record: Record, effects: Effects, state: ClusterState) -> None:
         """Take one folded record."""
-        self._records += 1
         self.use.note(state, effects)
         now_ms = state.now_ms
+        if now_ms < self._from_ms:
+            return
+        self._records += 1
         event = record.event
         if isinstance(event, RunStarted):
             self._note_start(event, state)
@@ -305,6 +331,7 @@ class OutcomeRecorder:
     def outcomes(self, state: ClusterState, *, until_ms: int) -> Outcomes:
         """Sum up what was observed, up to a moment at or after the last record."""
         self.use.settle(until_ms)
+        self.use.forget(self._from_ms)
         waiting = [state.workloads[name] for name in self._never_started if name in state.workloads]
         waiting = [workload for workload in waiting if workload.phase in (Phase.QUEUED, Phase.PLANNED)]
         first = min(waiting, key=lambda workload: (workload.submitted_ms, workload.id), default=None)
@@ -322,6 +349,7 @@ class OutcomeRecorder:
             longest_waiting_ms=until_ms - first.submitted_ms if first is not None else None,
             preempted_allocated=sum(self._preempted.values()),
             preempted_unallocated=sum(not is_allocated for is_allocated in self._preempted.values()),
+            swap_backs=self._swap_backs,
             cluster=self._team(state, ROOT, [wait for waits in self._waits.by_class.values() for wait in waits]),
             teams=[
                 self._team(state, budget.id, self._waits.by_budget.get(budget.id, []))
@@ -361,9 +389,16 @@ class OutcomeRecorder:
     def _note_victims(self, effects: Effects, state: ClusterState) -> None:
         for command in effects.commands:
             if isinstance(command, Stop) and command.reason is StopReason.PREEMPTED:
+                run = (command.workload, command.attempt)
                 victim = state.workloads.get(command.workload)
-                if victim is not None:
-                    self._preempted[command.workload, command.attempt] = victim.is_allocated
+                if victim is None or run in self._preempted:
+                    continue
+                self._preempted[run] = victim.is_allocated
+                claimant = state.workloads.get(command.beneficiary or "")
+                if victim.is_allocated and claimant is not None:
+                    self._swap_backs += claimant.budget.id in self._took_from.get(run, ())
+                    taken = self._took_from.setdefault((claimant.id, claimant.attempt), set())
+                    taken.add(victim.budget.id)
 
     def _sample(self, state: ClusterState) -> None:
         now_ms = state.now_ms
