@@ -171,7 +171,8 @@ def _with_running(case: Case, shares: Mapping[str, Fraction], *, resumable: bool
         _fund_all(world, shares)
     for job in case.given["running"]:
         where = [(job["node"], job["gpus_per_task"])] * job["tasks"]
-        world.seat(job["id"], job["queue"], where, min_runtime_ms=_LEAST, resumable=resumable)
+        contract = {"min_runtime_ms": _LEAST, "priority": job["priority"], "resumable": resumable}
+        world.seat(job["id"], job["queue"], where, **contract)
     if not funded:
         world.fund(shares)
     world.at(_AGE)
