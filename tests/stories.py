@@ -26,6 +26,7 @@ from streamsched.model.events import (
     RunReleased,
     RunStarted,
     Tick,
+    UsageAdjusted,
     WorkloadCancelled,
     WorkloadReprioritized,
     WorkloadSubmitted,
@@ -78,6 +79,18 @@ def budgets(change: str = "b1", previous: str | None = None, /, **fractions: flo
         previous=previous,
         reason="a test",
         budgets=tuple(BudgetShare(budget=path, fraction_nano=nano) for path, nano in shares.items()),
+    )
+
+
+def adjusted(adjustment: str, gpu_ms: int, from_ms: int, to_ms: int, **fields: Any) -> UsageAdjusted:
+    """An administrator corrected what team ``a`` was charged."""
+    return UsageAdjusted(
+        adjustment=adjustment,
+        gpu_ms=gpu_ms,
+        from_ms=from_ms,
+        to_ms=to_ms,
+        reason="a test",
+        **{"budget": "a", **fields},
     )
 
 

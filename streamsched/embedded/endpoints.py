@@ -39,7 +39,14 @@ BODY_BYTES_MAX = codec.TREE_MAX_BYTES
 
 #: What `/v1/events` takes.
 CONTROL = frozenset(
-    {"budget_tree_changed", "policy_adopted", "workload_reprioritized", "run_extended", "node_drain_changed"}
+    {
+        "budget_tree_changed",
+        "usage_adjusted",
+        "policy_adopted",
+        "workload_reprioritized",
+        "run_extended",
+        "node_drain_changed",
+    }
 )
 
 _Answer = tuple[Receipt, HTTPStatus]

@@ -7,7 +7,7 @@ with the same id, and a node agent ignores what it has obeyed before.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -90,7 +90,7 @@ class Receipt(Value):
 
     Attributes:
         workload: The workload it is about, if it is about one.
-        change: The budget change it is about, if it is about one.
+        change: The budget change or the adjustment it is about, if it is about one.
         node: The node it is about, if it is about one.
         cursor: The ledger record that settled it.
         corr: The correlation id of the request; a notice has none.
@@ -129,6 +129,21 @@ class NodeEmptied(Value):
     by: Actor | None = None
 
 
+class Correction(NamedTuple):
+    """What the budget of a leaf, and all above it, are taken to have held besides over an interval that has passed.
+
+    Attributes:
+        units: GPUs, times what each costs; negative where it is given back.
+        charged: Whether it is allocated time, or unallocated.
+    """
+
+    budget: str
+    units: int
+    since_ms: int
+    until_ms: int
+    charged: bool
+
+
 class Effects:
     """What the shells must do after one record was folded.
 
@@ -136,18 +151,20 @@ class Effects:
         commands: For the nodes, in order of their ids.
         receipts: For the clients.
         emptied: Nodes that have become empty, for whoever repairs them.
+        corrections: Of use that had been counted already.
         hash: The digest to record, when this record completed a stretch that is hashed.
         budgets: Ids of budgets whose use or queue changed, ancestors included; for views.
         nodes: Ids of nodes that changed; for views.
         workloads: Ids of workloads that changed; for views.
     """
 
-    __slots__ = ("budgets", "commands", "emptied", "hash", "nodes", "receipts", "workloads")
+    __slots__ = ("budgets", "commands", "corrections", "emptied", "hash", "nodes", "receipts", "workloads")
 
     def __init__(self) -> None:
         self.commands: list[Command] = []
         self.receipts: list[Receipt] = []
         self.emptied: list[NodeEmptied] = []
+        self.corrections: list[Correction] = []
         self.hash: StateHashed | None = None
         self.budgets: dict[str, None] = {}
         self.nodes: dict[str, None] = {}

@@ -137,10 +137,17 @@ class RunExtended(Fact):
 
 
 class BudgetShare(Value):
-    """One vertex of the budget tree: its path, and its fraction of its parent in parts of 1,000,000,000."""
+    """One vertex of the budget tree.
+
+    Attributes:
+        fraction_nano: Its fraction of its parent, in parts of 1,000,000,000.
+        managers: Who may change it and what is below it, by the names of actors. Where neither a vertex nor any above
+            it has managers, anybody may.
+    """
 
     budget: BudgetId
     fraction_nano: int = Field(ge=0, le=WHOLE)
+    managers: Annotated[tuple[Actor, ...], Field(max_length=100)] = ()
 
 
 class BudgetTreeChanged(Fact):
@@ -152,6 +159,8 @@ class BudgetTreeChanged(Fact):
     Attributes:
         change: The id of this change, chosen by its author; the same id twice is one change.
         previous: The change it was made on; a stale one is refused. Absent for the first tree.
+        effective_ms: When the tree changes; absent, or in the past, means at once. It is checked again then: another
+            change that comes before it makes it stale, unless that is the one it was made on.
         reason: Why.
         budgets: Every vertex below the root, parents before children.
     """
@@ -160,6 +169,7 @@ class BudgetTreeChanged(Fact):
     v: Literal[1] = 1
     change: Annotated[str, Field(min_length=1, max_length=128)]
     previous: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    effective_ms: Instant | None = None
     reason: Reason
     budgets: Annotated[tuple[BudgetShare, ...], Field(max_length=20_000)]
 
@@ -181,6 +191,37 @@ class BudgetTreeChanged(Fact):
                     f"the children of {whose} hold more than the whole of it ({over}, counted up to "
                     f"{share.budget!r}); lower their fractions"
                 )
+        return self
+
+
+class UsageAdjusted(Fact):
+    """An administrator corrected what a leaf was charged. It leaves the window as the time it corrects does.
+
+    Attributes:
+        adjustment: The id of this correction, chosen by its author; the same id twice is one correction.
+        budget: The leaf.
+        workload: The workload it is about, if it is about one, and which attempt of it.
+        gpu_ms: What it is charged besides, in units of the rate card; negative where it is given back. It is spread
+            evenly over the interval, and no more can be given back than was charged at any moment of it.
+        from_ms: The interval begins with this, and ends before `to_ms`.
+        reason: Why.
+    """
+
+    type: Literal["usage_adjusted"] = "usage_adjusted"
+    v: Literal[1] = 1
+    adjustment: Annotated[str, Field(min_length=1, max_length=128)]
+    budget: BudgetId
+    workload: WorkloadId | None = None
+    attempt: Attempt | None = None
+    gpu_ms: GpuMs
+    from_ms: Instant
+    to_ms: Instant
+    reason: Reason
+
+    @model_validator(mode="after")
+    def _is_an_interval(self) -> Self:
+        if self.from_ms >= self.to_ms:
+            raise ValueError(f"from_ms ({self.from_ms}) is not before to_ms ({self.to_ms}): name an interval")
         return self
 
 
@@ -536,6 +577,7 @@ Event = (
     | WorkloadReprioritized
     | RunExtended
     | BudgetTreeChanged
+    | UsageAdjusted
     | PolicyAdopted
     | NodeDrainChanged
     | NodeHealthChanged

@@ -32,7 +32,7 @@ from streamsched.model.events import (
     WorkloadReprioritized,
     WorkloadSubmitted,
 )
-from streamsched.model.quantities import format_duration, format_instant
+from streamsched.model.quantities import HOUR, format_duration, format_instant
 from streamsched.state.cluster import ClusterState
 from streamsched.state.workloads import Phase, Workload
 
@@ -216,7 +216,7 @@ def _what_was_said(workload: str, event: Event, before: _Moment, after: _Moment,
             return f"node {event.node} said what it holds"
         case UsageAdjusted() if event.workload == workload:
             done = "charged for" if event.gpu_ms > 0 else "given back"
-            return f"{format_gpu_time(abs(event.gpu_ms))} of it were {done}{_by(event.actor)} ({event.reason})"
+            return f"{abs(event.gpu_ms) / HOUR:,.2f} GPU-h of it were {done}{_by(event.actor)} ({event.reason})"
         case BudgetTreeChanged() if changed:
             return f"the budget tree changed ({event.reason})"
         case _:

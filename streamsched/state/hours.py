@@ -9,10 +9,11 @@ Source: `fair-share.md`, section 5.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from streamsched.model.commands import Effects
+from streamsched.model.commands import Correction, Effects
+from streamsched.model.identifiers import parent_of
 from streamsched.model.quantities import HOUR, WHOLE
 from streamsched.state.cluster import ClusterState
 from streamsched.state.usage import Budget
@@ -109,11 +110,7 @@ class _Account:
 
     def settle(self, now_ms: int) -> None:
         """Book the present levels up to now."""
-        at_ms = self.since_ms
-        while at_ms < now_ms:
-            number = at_ms // HOUR
-            end_ms = min((number + 1) * HOUR, now_ms)
-            span_ms = end_ms - at_ms
+        for number, span_ms in _hours_of(self.since_ms, now_ms):
             hour = self.hours.get(number)
             if hour is None:
                 hour = self.hours[number] = [0, 0, 0, 0]
@@ -121,8 +118,14 @@ class _Account:
             hour[1] += self.unallocated * span_ms
             hour[2] += self.queued * span_ms
             hour[3] += self.quota_nano * span_ms
-            at_ms = end_ms
         self.since_ms = max(self.since_ms, now_ms)
+
+    def correct(self, correction: Correction, first: int) -> None:
+        """Book a correction, in the hours with this number and later ones."""
+        part = 0 if correction.charged else 1
+        for number, span_ms in _hours_of(correction.since_ms, correction.until_ms):
+            if number >= first:
+                self.hours.setdefault(number, [0, 0, 0, 0])[part] += correction.units * span_ms
 
     def level(self, budget: Budget, capacity_units: int) -> None:
         """Take the levels that hold from now on."""
@@ -140,6 +143,8 @@ class HourlyUse:
         self._change: str | None = None
         self._capacity_units = 0
         self._next_cursor = 0
+        #: Hours with a smaller number are not kept.
+        self._forgotten = 0
 
     @property
     def as_of(self) -> int:
@@ -149,6 +154,8 @@ class HourlyUse:
     def note(self, state: ClusterState, effects: Effects) -> None:
         """Follow one record: call it after each ``state.apply``, with what that returned."""
         self._next_cursor = state.next_cursor
+        for correction in effects.corrections:
+            self._correct(correction, state.now_ms)
         tree = state.budgets
         if tree.capacity_units != self._capacity_units or tree.change != self._change:
             self._capacity_units, self._change = tree.capacity_units, tree.change
@@ -201,9 +208,18 @@ class HourlyUse:
 
     def forget(self, before_ms: int) -> None:
         """Drop the hours that ended by then, so that a view that runs for years stays small."""
+        self._forgotten = max(self._forgotten, before_ms // HOUR)
         for account in self._accounts.values():
             for number in [number for number in account.hours if (number + 1) * HOUR <= before_ms]:
                 del account.hours[number]
+
+    def _correct(self, correction: Correction, now_ms: int) -> None:
+        """Book use that is put right afterwards, in the hours that it is about."""
+        name: str | None = correction.budget
+        while name is not None:
+            account = self._accounts.setdefault(name, _Account(now_ms))
+            account.correct(correction, self._forgotten)
+            name = parent_of(name) or ROOT if name != ROOT else None
 
     def _relevel(self, state: ClusterState) -> None:
         """The tree or the capacity changed, and with it what every quota is worth."""
@@ -218,6 +234,16 @@ class HourlyUse:
             if account is None:
                 account = self._accounts[name] = _Account(now_ms)
             account.level(budget, self._capacity_units)
+
+
+def _hours_of(since_ms: int, until_ms: int) -> Iterator[tuple[int, int]]:
+    """Yield the hours of a stretch of time by their number since 1970, with the milliseconds of it in each."""
+    at_ms = since_ms
+    while at_ms < until_ms:
+        number = at_ms // HOUR
+        end_ms = min((number + 1) * HOUR, until_ms)
+        yield number, end_ms - at_ms
+        at_ms = end_ms
 
 
 def _use(hour: list[int]) -> Use:

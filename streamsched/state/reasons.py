@@ -15,6 +15,7 @@ class Ignored(StrEnum):
     STALE_ATTEMPT = "stale_attempt"
     ALREADY_SO = "already_so"
     STALE_CHANGE = "stale_change"
+    NOT_MANAGED = "not_managed"
     ROUND_CLOSED = "round_closed"
     ROUND_NOT_OPEN = "round_not_open"
     STALE_TICK = "stale_tick"

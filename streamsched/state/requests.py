@@ -5,13 +5,14 @@ Functions over the state, called by its gate. Each request that names something 
 
 from __future__ import annotations
 
+from bisect import insort
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from streamsched.model.commands import Receipt, ReceiptStatus, StopReason
-from streamsched.model.events import BudgetTreeChanged
+from streamsched.model.events import BudgetTreeChanged, UsageAdjusted
 from streamsched.model.quantities import format_duration
-from streamsched.state import rounds, runs
+from streamsched.state import corrections, rounds, runs
 from streamsched.state.reasons import Ignored
 from streamsched.state.workloads import Commitment, Finished, Phase, Workload, contract_fingerprint
 
@@ -214,21 +215,56 @@ def _objection_to_extension(state: ClusterState, fact: RunExtended, workload: Wo
 
 def change_budgets(state: ClusterState, fact: BudgetTreeChanged) -> None:
     """Adopt a tree of budgets, unless it was made on another tree than the present one."""
-    if fact.change == state.budgets.change:
+    if fact.change == state.budgets.change or any(fact.change == other.change for other in state.scheduled):
         state.ignore(Ignored.REPEATED)
         _answer(state, fact, ReceiptStatus.ACCEPTED)
         return
-    if fact.previous != state.budgets.change:
+    is_later = fact.effective_ms is not None and fact.effective_ms > state.now_ms
+    # One that takes effect later may be made on another that does: whether that comes first is seen then.
+    expected = [state.budgets.change, *(other.change for other in state.scheduled if is_later)]
+    objection = _objection_to_change(state, fact, expected)
+    if objection is not None:
+        _answer(state, fact, ReceiptStatus.REJECTED, objection)
+    elif is_later:
+        insort(state.scheduled, fact, key=lambda change: change.effective_ms or 0)
+        _answer(state, fact, ReceiptStatus.ACCEPTED)
+    else:
+        _change_tree(state, fact, state.now_ms)
+        _answer(state, fact, ReceiptStatus.ACCEPTED)
+
+
+def take_effect(state: ClusterState, fact: BudgetTreeChanged) -> None:
+    """Let a change of the tree come about at its instant, if it still may."""
+    at_ms = fact.effective_ms or 0
+    state.budgets.advance(at_ms)
+    objection = _objection_to_change(state, fact, [state.budgets.change])
+    if objection is None:
+        _change_tree(state, fact, at_ms)
+    else:
+        _answer(state, fact, ReceiptStatus.REJECTED, objection)
+
+
+def _objection_to_change(state: ClusterState, fact: BudgetTreeChanged, expected: list[str | None]) -> str | None:
+    """Return why a tree cannot be adopted: the field, the value and the remedy."""
+    if fact.previous not in expected:
         state.ignore(Ignored.STALE_CHANGE)
-        _answer(
-            state,
-            fact,
-            ReceiptStatus.REJECTED,
+        return (
             f"previous: the change was made on {fact.previous!r}, but the tree is at {state.budgets.change!r}; "
-            "look at the tree as it is now and make the change again",
+            "look at the tree as it is now and make the change again"
         )
-        return
-    for budget in state.budgets.change_to(fact.budgets, fact.change, state.now_ms):
+    not_theirs = state.budgets.not_managed_by(fact.actor, fact.budgets)
+    if not_theirs is not None:
+        state.ignore(Ignored.NOT_MANAGED)
+        changed, managed = not_theirs
+        return (
+            f"actor: {fact.actor!r} does not manage budget {changed!r}, which this would change; ask one of "
+            f"{', '.join(managed.managers)}, who manage {managed.id!r}"
+        )
+    return None
+
+
+def _change_tree(state: ClusterState, fact: BudgetTreeChanged, at_ms: int) -> None:
+    for budget in state.budgets.change_to(fact.budgets, fact.change, at_ms):
         why = f"budget {budget.id!r} " + ("was removed" if budget.closed else "is no leaf any more")
         waiting = [w for w in state.workloads.values() if w.budget is budget and w.phase is Phase.QUEUED]
         for workload in sorted(waiting, key=lambda w: w.id):
@@ -236,6 +272,20 @@ def change_budgets(state: ClusterState, fact: BudgetTreeChanged) -> None:
             runs.finish(state, workload, Phase.REJECTED, f"{why} by change {fact.change!r}; submit to another budget")
     for id_ in sorted(state.budgets.by_id):
         state.effects.budgets[id_] = None
+
+
+def adjust_usage(state: ClusterState, fact: UsageAdjusted) -> None:
+    """Correct what a leaf was charged, once."""
+    if fact.adjustment in state.adjustments:
+        state.ignore(Ignored.REPEATED)
+        _answer(state, fact, ReceiptStatus.ACCEPTED)
+        return
+    objection = corrections.objection_to(state, fact)
+    if objection is not None:
+        _answer(state, fact, ReceiptStatus.REJECTED, objection)
+        return
+    state.adjustments[fact.adjustment] = state.now_ms
+    corrections.adjust(state, fact)
     _answer(state, fact, ReceiptStatus.ACCEPTED)
 
 
@@ -264,14 +314,24 @@ def reject(state: ClusterState, fact: Rejected) -> None:
 
 def _answer(
     state: ClusterState,
-    fact: WorkloadSubmitted | WorkloadCancelled | WorkloadReprioritized | RunExtended | BudgetTreeChanged,
+    fact: WorkloadSubmitted
+    | WorkloadCancelled
+    | WorkloadReprioritized
+    | RunExtended
+    | BudgetTreeChanged
+    | UsageAdjusted,
     status: ReceiptStatus,
     reason: str | None = None,
 ) -> None:
+    change = None
+    if isinstance(fact, BudgetTreeChanged):
+        change = fact.change
+    elif isinstance(fact, UsageAdjusted):
+        change = fact.adjustment
     state.effects.receipts.append(
         Receipt(
             workload=None if isinstance(fact, BudgetTreeChanged) else fact.workload,
-            change=fact.change if isinstance(fact, BudgetTreeChanged) else None,
+            change=change,
             status=status,
             cursor=state.next_cursor - 1,
             corr=fact.corr,

@@ -195,6 +195,7 @@ class Run:
         "planned_ms",
         "protected_until_ms",
         "rate",
+        "returned",
         "seats",
         "started_ms",
         "started_on",
@@ -239,6 +240,8 @@ class Run:
         self.stop: StopReason | None = None
         self.stop_ms: int | None = None
         self.beneficiary: str | None = None
+        #: Of a run that has not started: the units it gave back, and when; to be refunded if that was not its fault.
+        self.returned: list[tuple[int, int]] = []
         #: How its nodes ended so far: own failures, ends by our stop, and infrastructure failures.
         self.failed = 0
         #: What the first node that failed or refused said.

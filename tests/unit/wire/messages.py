@@ -47,7 +47,14 @@ def as_json(value: Any) -> bytes:
 def any_fields(name: str) -> st.SearchStrategy[dict[str, Any]]:
     """Give the fields of lawful messages of one type, as JSON has them."""
     schema = MODELS[name].model_json_schema()
-    return _lawful(schema, schema.get("$defs", {}))
+    fields = _lawful(schema, schema.get("$defs", {}))
+    return fields.map(_as_an_interval) if name == "usage_adjusted" else fields
+
+
+def _as_an_interval(fields: dict[str, Any]) -> dict[str, Any]:
+    """Let an interval begin before it ends, which no schema can say."""
+    since_ms, until_ms = sorted((fields["from_ms"], fields["to_ms"]))
+    return fields | ({"from_ms": since_ms, "to_ms": until_ms} if since_ms < until_ms else {"from_ms": 0, "to_ms": 1})
 
 
 def _lawful(node: dict[str, Any], definitions: dict[str, Any]) -> st.SearchStrategy[Any]:
