@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from streamsched.errors import InvariantError
-from streamsched.model.events import NodeHealth
+from streamsched.model.events import Drain, NodeHealth
 from streamsched.state.inventory import Room, Sizes
 from streamsched.state.workloads import Commitment, Phase
 
@@ -21,6 +21,7 @@ def check(state: ClusterState) -> None:
         InvariantError: It does; the message says where.
     """
     _check_nodes(state)
+    _check_drains(state)
     _check_rooms(state)
     _check_gangs(state)
     _check_budgets(state)
@@ -67,6 +68,31 @@ def _check_nodes(state: ClusterState) -> None:
             _demand(
                 open_ is (key in node.unprotected), f"node {node.id}: {key} is protected, or not, and filed wrongly"
             )
+
+
+def _check_drains(state: ClusterState) -> None:
+    """Nothing stays on a node for longer than the node stays in use, and an empty one is empty."""
+    draining = sorted(node.id for node in state.nodes.values() if node.is_draining)
+    _demand(sorted(state.draining) == draining, f"{sorted(state.draining)} are draining, not {draining}")
+    for node in state.nodes.values():
+        for key in () if node.takes_work else node.held:
+            workload = state.workloads[key[0]]
+            run = workload.run
+            until = run.protected_until_ms if run is not None else None
+            leaves = workload.phase is Phase.STOPPING
+            begun = workload.phase is Phase.RUNNING
+            protected = begun and workload.is_allocated and (until or 0) > state.now_ms
+            may_stay = {Drain.SOFT: protected, Drain.HARD: False}.get(node.emptying, begun)
+            _demand(leaves or may_stay, f"node {node.id}: {key} stays, and the node is to be emptied: {node.emptying}")
+        _demand(node.stuck.keys() <= node.orphans.keys(), f"node {node.id}: {node.stuck} is not there any more")
+        waits = node.held_down and node.health is NodeHealth.HEALTHY
+        _demand((node.held_down_until_ms is not None) is waits, f"node {node.id}: held down, and nothing ends it")
+        is_out = node.is_draining or node.health is NodeHealth.LOST
+        _demand(node.emptied is None or is_out, f"node {node.id}: in use, and noted as emptied")
+        if node.emptied is not None and node.health is not NodeHealth.LOST:
+            _demand(not node.held and not node.orphans, f"node {node.id}: noted as emptied, and holds runs")
+        elif node.is_draining and node.health is not NodeHealth.LOST:
+            _demand(bool(node.held or node.orphans), f"node {node.id}: empty, and not noted as such")
 
 
 def _check_rooms(state: ClusterState) -> None:

@@ -17,12 +17,15 @@ from streamsched.model.events import (
     BudgetShare,
     BudgetTreeChanged,
     CommandAccepted,
+    Drain,
     Event,
     HeldRun,
     LedgerSkipped,
+    NodeDrainChanged,
     NodeHealth,
     NodeHealthChanged,
     NodeInventoryReported,
+    NodeRepairBegan,
     PolicyAdopted,
     ProposedPlacement,
     ProtocolActivated,
@@ -30,6 +33,7 @@ from streamsched.model.events import (
     Rejected,
     ReleaseOutcome,
     RoundProposed,
+    RunExtended,
     RunReleased,
     RunStarted,
     Seat,
@@ -181,6 +185,7 @@ def _submit(history: History, random: Random) -> None:
         resumable=random.random() < 0.5,
         priority=random.choice((0, 0, 0, 5, -5)),
         command=("sleep", "60"),
+        interactive=random.random() < 0.2,
     )
     history.tell(_sourced(history, random, fact, "workloads.v1/0"))
 
@@ -236,6 +241,9 @@ def _adopt(history: History, random: Random) -> None:
         unallocated_grace_ms=random.choice((0, 10 * SECOND)),
         finished_kept_ms=random.choice((0, MINUTE, 30 * DAY)),
         min_runtime_cap_ms=random.choice((2 * HOUR, 8 * HOUR)),
+        flap_limit=random.choice((1, 3)),
+        hold_down_ms=random.choice((MINUTE, HOUR)),
+        warning_ms=random.choice((0, 15 * MINUTE)),
     )
     history.tell(_sourced(history, random, PolicyAdopted(policy=policy, reason="a test"), "control.v1/0"))
 
@@ -287,7 +295,34 @@ def _report_node(history: History, random: Random) -> None:
 
 def _change_health(history: History, random: Random) -> None:
     health = random.choice((*[NodeHealth.HEALTHY] * 3, NodeHealth.UNHEALTHY, NodeHealth.LOST))
-    history.tell(NodeHealthChanged(node=random.choice(NODES), health=health, reason="a test"))
+    fatal = random.random() < 0.2
+    history.tell(NodeHealthChanged(node=random.choice(NODES), health=health, reason="a test", fatal=fatal))
+
+
+def _order_drain(history: History, random: Random) -> None:
+    drain = random.choice((Drain.NONE, *Drain))
+    fact = NodeDrainChanged(node=random.choice((*NODES, "nobody")), drain=drain, reason="a test")
+    history.tell(_sourced(history, random, fact, "control.v1/0"))
+
+
+def _begin_repair(history: History, random: Random) -> None:
+    node = history.state.nodes.get(random.choice(NODES))
+    if node is not None:
+        emptied = node.emptied if node.emptied is not None and random.random() < 0.8 else 3
+        history.tell(NodeRepairBegan(node=node.id, emptied=emptied))
+
+
+def _wait_for_stops(history: History, random: Random) -> None:
+    """Nobody confirms a stop in time."""
+    history.append_ms += history.state.policy.grace_ms + history.state.policy.stop_timeout_ms
+    history.tell(Tick(tick=history.state.last_tick + 1))
+    if random.random() < 0.5:
+        _release_orphans(history, random)
+
+
+def _extend(history: History, random: Random) -> None:
+    fact = RunExtended(workload=_some_workload(history, random), extra_ms=random.choice((1, HOUR, 8 * HOUR)))
+    history.tell(_sourced(history, random, fact, "workloads.v1/0"))
 
 
 def _accept(history: History, random: Random) -> None:
@@ -338,10 +373,13 @@ def _say_something_stale(history: History, random: Random) -> None:
 
 
 def _release_orphans(history: History, random: Random) -> None:
-    orphans = [(node.id, *key) for node in history.state.nodes.values() for key in sorted(node.orphans)]
-    if orphans:
-        node, workload, attempt = random.choice(sorted(orphans))
-        history.tell(RunReleased(node=node, workload=workload, attempt=attempt, outcome=ReleaseOutcome.STOPPED))
+    """A node gets rid of what is over for us, of some of it or of all."""
+    nodes = sorted(node.id for node in history.state.nodes.values() if node.orphans)
+    if nodes:
+        node = random.choice(nodes)
+        orphans = sorted(history.state.nodes[node].orphans)
+        for workload, attempt in orphans[: random.choice((1, len(orphans)))]:
+            history.tell(RunReleased(node=node, workload=workload, attempt=attempt, outcome=ReleaseOutcome.STOPPED))
 
 
 def _held(history: History) -> list[tuple[str, str, int]]:
@@ -489,6 +527,10 @@ MOVERS, WEIGHTS = zip(
     (_pass_time, 9),
     (_report_node, 7),
     (_change_health, 4),
+    (_order_drain, 3),
+    (_begin_repair, 1),
+    (_wait_for_stops, 1),
+    (_extend, 3),
     (_accept, 3),
     (_change_tree, 3),
     (_adopt, 2),
@@ -496,7 +538,7 @@ MOVERS, WEIGHTS = zip(
     (_reprioritize, 2),
     (_propose_badly, 5),
     (_be_late, 2),
-    (_release_orphans, 2),
+    (_release_orphans, 9),
     (_say_something_stale, 2),
     (_repeat, 2),
     (_make_noise, 1),
