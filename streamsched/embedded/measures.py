@@ -9,7 +9,6 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from streamsched.embedded.engine import Engine
-from streamsched.model.events import NodeHealth
 from streamsched.state.cluster import ClusterState
 from streamsched.state.workloads import Phase
 
@@ -61,7 +60,7 @@ def _gpus(state: ClusterState) -> Metric:
         "streamsched_gpus", "GPUs by what they are used for; the sum is all of them.", labels=["state"]
     )
     total = sum(node.gpus for node in state.nodes.values())
-    free = sum(node.free_mask.bit_count() for node in state.nodes.values() if node.health is NodeHealth.HEALTHY)
+    free = sum(node.free_mask.bit_count() for node in state.nodes.values() if node.takes_work)
     root = state.budgets.root
     gpus.add_metric(["free"], free)
     gpus.add_metric(["allocated"], root.allocated_gpus)

@@ -145,7 +145,10 @@ class Metrics:
         _set_all(self.pending_workloads, waiting)
 
     def show_nodes(self, nodes: Iterable[Node]) -> None:
-        """Set the gauges of the machines and their GPUs; all GPUs of a node that is not healthy count as unhealthy."""
+        """Set the gauges of the machines and their GPUs; all GPUs of a node that is not healthy count as unhealthy.
+
+        What is free on a healthy node that takes no work is drained.
+        """
         health: PyCounter[tuple[str, ...]] = PyCounter()
         gpus: PyCounter[tuple[str, ...]] = PyCounter()
         for node in nodes:
@@ -155,7 +158,7 @@ class Metrics:
                 continue
             unallocated = node.preemptible_mask.bit_count()
             free = node.free_mask.bit_count()
-            gpus[(self.cluster, node.pool, "free")] += free
+            gpus[(self.cluster, node.pool, "free" if node.takes_work else "drained")] += free
             gpus[(self.cluster, node.pool, "unallocated")] += unallocated
             gpus[(self.cluster, node.pool, "allocated")] += node.occupied_gpus - unallocated
             gpus[(self.cluster, node.pool, "held")] += node.gpus - free - node.occupied_gpus

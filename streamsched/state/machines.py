@@ -40,7 +40,10 @@ def set_health(state: ClusterState, fact: NodeHealthChanged) -> None:
         state.awaited_nodes[fact.node] = (fact.health, fact.reason, fatal)
         return
     if (node.health, node.fatal) == (fact.health, fatal):
-        state.ignore(Ignored.ALREADY_SO)
+        if node.reason == fact.reason:
+            state.ignore(Ignored.ALREADY_SO)
+        node.reason = fact.reason
+        state.effects.nodes[node.id] = None
         return
     was = node.health
     node.health, node.fatal = fact.health, fatal

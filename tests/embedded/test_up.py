@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import sqlite3
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from streamsched.client.http import Client
@@ -16,7 +18,7 @@ from streamsched.errors import UnreachableError
 from streamsched.ledgers.archive import ArchiveLedger, archive_ledger
 from streamsched.ledgers.sqlite import SqliteLedger
 from streamsched.model.commands import Receipt, ReceiptStatus
-from streamsched.model.events import WorkloadSubmitted
+from streamsched.model.events import Drain, NodeDrainChanged, WorkloadSubmitted
 from streamsched.model.ledger import Ledger
 from streamsched.replay.answers import JobFilter
 from streamsched.replay.audit import Audit, audit
@@ -142,6 +144,47 @@ def test_nodes_that_are_not_hosted_any_more_are_lost(tmp_path: Path) -> None:
         assert [node.health.value for node in client.nodes().nodes] == ["healthy", "lost"]
         eventually(lambda: client.explain("wide").job.phase == "queued")
         assert "node node-2 became lost" in " ".join(line.text.lower() for line in client.explain("wide").story)
+
+
+def test_whoever_repairs_nodes_is_called_for_one_that_is_drained(tmp_path: Path) -> None:
+    """Not before it is empty, also when they did not answer before the process was killed; an undrain ends it."""
+    heard: list[dict[str, object]] = []
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            heard.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(503 if len(heard) == 1 else 202)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    def order(client: Client, drain: Drain) -> None:
+        assert client.control(NodeDrainChanged(node="node-1", drain=drain, reason="new fans")).status == "accepted"
+
+    def state(client: Client) -> str:
+        return client.nodes().nodes[0].state.value
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as receiver:
+        threading.Thread(target=receiver.serve_forever, daemon=True).start()
+        arguments = ("--repair-webhook", f"http://127.0.0.1:{receiver.server_port}/repair")
+        with up(tmp_path, "--nodes", "1x8", "--budget", "a=100%", *arguments) as service, Client(service.url) as client:
+            client.submit(submission(workload="w", budget="a", min_runtime_ms=600_000, command=("sleep", "600")))
+            eventually(lambda: client.explain("w").job.phase == "running")
+            order(client, Drain.SOFT)
+            assert state(client) == "draining"
+            assert not heard
+            order(client, Drain.HARD)
+            eventually(lambda: bool(heard))
+            service.kill()
+
+        with up(tmp_path, *arguments) as service, Client(service.url) as client:
+            eventually(lambda: state(client) == "repair")
+            assert heard[0] == heard[-1]
+            assert (heard[0]["node"], heard[0]["reason"]) == ("node-1", "new fans")
+            order(client, Drain.NONE)
+            assert state(client) == "healthy"
+        receiver.shutdown()
 
 
 def test_a_second_process_on_the_same_data_is_refused(tmp_path: Path) -> None:

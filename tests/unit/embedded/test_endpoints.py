@@ -359,3 +359,35 @@ async def test_a_fold_that_fails_is_answered_and_stops_the_engine(
     assert again == 500
     with pytest.raises(RuntimeError, match="a bug"):
         await engine.run()
+
+
+async def test_a_drain_is_answered_and_shown(service: Service) -> None:
+    """With who ordered it and what the node waits for; one of an unknown node is refused."""
+    order = {"type": "node_drain_changed", "node": "n1", "drain": "soft", "reason": "new fans", "actor": "ana"}
+    response = await service.post("/v1/events", json=order)
+    assert (response.status, (await response.json())["status"]) == (200, "accepted")
+
+    (shown, _) = (await (await service.get("/v1/nodes")).json())["nodes"]
+    assert [shown[name] for name in ("state", "drain", "by", "reason", "waits_for")] == [
+        "empty", "soft", "ana", "new fans", "an undrain"
+    ]  # fmt: skip
+
+    response = await service.post("/v1/events", json={**order, "node": "n9"})
+    assert (response.status, (await response.json())["status"]) == (409, "rejected")
+    response = await service.post("/v1/events", json={**order, "reason": None})
+    assert response.status == 400
+
+
+async def test_a_notice_is_no_answer(engine: Engine, service: Service) -> None:
+    """Whoever asks for something when a session is warned hears of their own request."""
+    await engine.report(stories.adopted(warning_ms=3_600_000))
+    await submit(service, interactive=True)
+    async with asyncio.timeout(10):
+        while engine.state.workloads["llama"].run is None:
+            await asyncio.sleep(0)
+    for name in ("n1", "n2"):
+        await engine.report(stories.started(name, "llama"))
+    response = await service.post("/v1/workloads/other/cancel", json={})
+
+    answer = await response.json()
+    assert (answer["status"], answer["reason"]) == ("rejected", "workload: there is no workload 'other'")

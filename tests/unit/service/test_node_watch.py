@@ -156,3 +156,20 @@ def test_a_sweep_that_is_a_little_late_counts(worker: Worker) -> None:
         silent = worker.watch.silent(worker.known, {3: worker.end}, worker.now_ms)
 
     assert silent == ["n1"]
+
+
+def test_b19b_a_recovery_that_was_lost_is_said_by_the_next_heartbeat(worker: Worker) -> None:
+    """A heartbeat says how the machine is, not what has changed: any one of them will do."""
+    worker.hear(beat(health=NodeHealth.UNHEALTHY, reason="GPU 2 fell off the bus"))
+    worker.pass_time(20 * SECOND)  # The heartbeat that said first that all is well again was lost.
+
+    assert worker.hear(beat()) == HEALTHY
+
+
+def test_an_illness_that_turns_fatal_is_said(worker: Worker) -> None:
+    """Nothing may go on there any more."""
+    worker.hear(beat(health=NodeHealth.UNHEALTHY, reason="GPU 2 fell off the bus"))
+    fatal = beat(health=NodeHealth.UNHEALTHY, reason="GPU 2 fell off the bus").model_copy(update={"fatal": True})
+
+    assert worker.hear(fatal) == Health(NodeHealth.UNHEALTHY, "GPU 2 fell off the bus", 3, fatal=True)
+    assert worker.hear(fatal) is None

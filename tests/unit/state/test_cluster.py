@@ -329,7 +329,7 @@ def test_b17_gpus_of_a_stopping_run_are_not_free() -> None:
 
 
 def test_a_plan_ends_when_its_victim_does_not_stop() -> None:
-    """The claims are withdrawn after the grace and the stop timeout, and nobody sits there before the victim is gone."""
+    """The claims are withdrawn after the grace and the stop timeout; nobody sits there before the victim is gone."""
     story = running(unallocated("u", ranks=2))
     story.tell(submitted("w"))
     story.round()
