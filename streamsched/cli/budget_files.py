@@ -1,12 +1,13 @@
 """Budget trees as people write them, in TOML or JSON.
 
 A budget with a fraction of its parent is a leaf; a table is an inner budget, whose own fraction is its key
-``fraction``::
+``fraction``, and who may change it and what is below it, its key ``managers``::
 
     product = "40%"
 
     [research]
     fraction = "60%"
+    managers = ["ana@example.org"]
     llama = "1/2"
     vision = 0.35
 """
@@ -17,17 +18,20 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from streamsched.errors import RequestError
 from streamsched.model.events import BudgetShare, BudgetTreeChanged
-from streamsched.model.identifiers import BudgetId
+from streamsched.model.identifiers import Actor, BudgetId
 from streamsched.model.quantities import parse_fraction
 
-#: The key of an inner budget's own fraction; no budget can have this name.
+#: The keys of an inner budget's own fraction and of its managers; no budget below another can have these names.
 FRACTION = "fraction"
+MANAGERS = "managers"
 _BUDGET: TypeAdapter[str] = TypeAdapter(BudgetId)
+_MANAGERS: TypeAdapter[tuple[str, ...]] = TypeAdapter(Annotated[tuple[Actor, ...], Field(max_length=100)])
 
 
 def read_budgets(path: Path) -> tuple[BudgetShare, ...]:
@@ -72,7 +76,7 @@ def parse_budgets(texts: Sequence[str]) -> tuple[BudgetShare, ...]:
 
 def _shares(tree: Mapping[str, object], parent: str | None, where: str) -> Iterator[BudgetShare]:
     for name, value in tree.items():
-        if name == FRACTION and parent is not None:
+        if name in (FRACTION, MANAGERS) and parent is not None:
             continue
         path = name if parent is None else f"{parent}/{name}"
         if isinstance(value, Mapping):
@@ -80,13 +84,13 @@ def _shares(tree: Mapping[str, object], parent: str | None, where: str) -> Itera
                 raise RequestError(
                     "invalid", f'{where}: budget {path!r} has children and no {FRACTION}; add {FRACTION} = "60%" to it.'
                 )
-            yield _share(path, value[FRACTION], where)
+            yield _share(path, value[FRACTION], where, value.get(MANAGERS, []))
             yield from _shares(value, path, where)
         else:
             yield _share(path, value, where)
 
 
-def _share(path: str, fraction: object, where: str) -> BudgetShare:
+def _share(path: str, fraction: object, where: str, managers: object = ()) -> BudgetShare:
     try:
         _BUDGET.validate_python(path)
     except ValidationError:
@@ -97,7 +101,15 @@ def _share(path: str, fraction: object, where: str) -> BudgetShare:
     if isinstance(fraction, bool) or not isinstance(fraction, str | int):
         raise RequestError("invalid", f'{where}: budget {path!r} holds {fraction!r}; write 0.35, "35%" or "7/20".')
     try:
-        return BudgetShare(budget=path, fraction_nano=parse_fraction(str(fraction)))
+        names = _MANAGERS.validate_python(managers)
+    except ValidationError:
+        raise RequestError(
+            "invalid",
+            f"{where}: budget {path!r} has the managers {managers!r}; write a list of at most 100 names, such as "
+            '["ana@example.org"].',
+        ) from None
+    try:
+        return BudgetShare(budget=path, fraction_nano=parse_fraction(str(fraction)), managers=names)
     except ValueError as error:
         raise RequestError("invalid", f"{where}: budget {path!r}: {error}.") from None
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
 import typer
 
 from streamsched.model.quantities import parse_duration
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +28,39 @@ def parse_moment(text: str) -> Moment:
     """
     if text.isascii() and text.isdigit():
         return Moment(cursor=int(text))
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
+    at_ms = _instant_ms(text)
+    if at_ms is None:
         raise typer.BadParameter(
             f"{text!r} is no cursor and no time; write a number such as 4711, or a time with its offset such as "
             "2026-11-30T09:00:00Z or 2026-11-30T10:00+01:00.",
             param_hint="--at",
         )
-    return Moment(at_ms=max(0, int(moment.timestamp() * 1_000)))
+    return Moment(at_ms=at_ms)
+
+
+def instant_ms(text: str, option: str) -> int:
+    """Read a time with its offset, given with `option`, as milliseconds since 1970.
+
+    A local time is refused: twice a year it is two instants, or none.
+
+    Raises:
+        BadParameter: It is none; the message names the option and says what would be.
+    """
+    at_ms = _instant_ms(text)
+    if at_ms is None:
+        raise typer.BadParameter(
+            f"{text!r} is no time with an offset; write one such as 2026-11-30T09:00:00Z or 2026-11-30T10:00+01:00.",
+            param_hint=option,
+        )
+    return at_ms
+
+
+def _instant_ms(text: str) -> int | None:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return None if moment.tzinfo is None else max(0, (moment - _EPOCH) // timedelta(milliseconds=1))
 
 
 def duration_ms(text: str, option: str) -> int:

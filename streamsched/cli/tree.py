@@ -489,24 +489,30 @@ def budgets_apply(
     file: Annotated[Path, typer.Argument(help="TOML, or JSON where the name ends in .json.")],
     reason: Annotated[str, typer.Option(help="Why; it is kept in the ledger.")] = "applied from a file",
     change: Annotated[str | None, typer.Option(help="The id of the change; the same id twice is one change.")] = None,
-    actor: Annotated[str | None, typer.Option(help="Who changes it.")] = None,
+    actor: Annotated[str | None, typer.Option(help="Who changes it; if it has managers, one of them.")] = None,
+    effective: Annotated[
+        str | None, typer.Option(metavar="TIME", help="When, as a time with its offset; otherwise at once.")
+    ] = None,
     to: To = DEFAULT_PLACE,
     as_json: AsJson = False,
 ) -> None:
-    """Make the budget tree what a file says, whole and at once. What it does not name is closed.
+    """Make the budget tree what a file says, whole and at one instant. What it does not name is closed.
 
     A budget holds a fraction of its parent: `product = "40%"`. One with children is a table with its own
-    `fraction`: `[research]`, then `fraction = "60%"`, `llama = "1/2"`, `vision = 0.35`.
+    `fraction`: `[research]`, then `fraction = "60%"`, `llama = "1/2"`, `vision = 0.35`. With
+    `managers = ["ana@example.org"]` only she may change it and what is below it.
 
     The change is refused when somebody else has changed the tree since it was read.
 
-    Example: `streamsched budgets apply budgets.toml --reason "new team"`
+    Example: `streamsched budgets apply budgets.toml --reason "new team" --effective 2027-01-01T00:00:00+01:00`
     """
     from streamsched.cli.budget_files import read_budgets
+    from streamsched.cli.moments import instant_ms
     from streamsched.client.requests import checked, new_id
     from streamsched.model.events import BudgetTreeChanged
 
     tree = read_budgets(file)
+    effective_ms = None if effective is None else instant_ms(effective, "--effective")
     place = _place(to)
     fields = {
         "change": change or new_id(),
@@ -514,6 +520,7 @@ def budgets_apply(
         "reason": reason,
         "actor": actor,
         "corr": new_id(),
+        "effective_ms": effective_ms,
         "budgets": tree,
     }
     event = checked(BudgetTreeChanged, fields)

@@ -321,7 +321,7 @@ class BudgetTree:
             fading.add(gpus << BITS, since_ms, now_ms, self.half_life_ms)
 
     def correct(self, leaf: Budget, units: int, since_ms: int, until_ms: int, now_ms: int, *, charged: bool) -> None:
-        """Add what a leaf is taken to have held over an interval that has passed, or with a negative number take it off.
+        """Add what a leaf is taken to have held over an interval that has passed; a negative number takes it off.
 
         It leaves the window as if it had been held: both ends are filed among the changes, where they belong in time.
         """

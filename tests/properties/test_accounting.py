@@ -8,7 +8,8 @@ from itertools import pairwise
 
 from hypothesis import given
 
-from streamsched.model.events import BudgetTreeChanged, NodeHealth, PolicyAdopted, Record
+from streamsched.model.commands import Effects
+from streamsched.model.events import BudgetTreeChanged, Drain, NodeHealth, PolicyAdopted, Record
 from streamsched.model.identifiers import parent_of
 from streamsched.model.quantities import WHOLE
 from streamsched.state.cluster import ClusterState
@@ -20,7 +21,7 @@ from tests.properties.histories import History, histories
 Life = tuple[str, int]
 
 
-@dataclass
+@dataclass(eq=False)
 class Spell:
     """GPUs that one run held on one node."""
 
@@ -37,6 +38,9 @@ class Books:
 
     spells: list[Spell] = field(default_factory=list)
     open: dict[tuple[str, str, int], Spell] = field(default_factory=dict)
+    #: By workload and attempt, all that it has held; and those gangs that have started.
+    held_by: dict[tuple[str, int], list[Spell]] = field(default_factory=dict)
+    started: set[tuple[str, int]] = field(default_factory=set)
     lives: dict[str, int] = field(default_factory=dict)
     live: set[str] = field(default_factory=set)
     #: By workload; one whose id is used again after it was forgotten is another one.
@@ -48,7 +52,7 @@ class Books:
     known_from_ms: int = -(10**18)
     window_ms: int = ClusterState().policy.window_ms
 
-    def write(self, state: ClusterState, record: Record, before_change: str | None) -> None:
+    def write(self, state: ClusterState, record: Record, effects: Effects, before_change: str | None) -> None:
         """Look at the state after a record."""
         now = state.now_ms
         event = record.event
@@ -66,7 +70,8 @@ class Books:
         holds: set[tuple[str, str, int]] = set()
         for node in state.nodes.values():
             held = sum(mask.bit_count() for mask in node.held.values())
-            capacity += {NodeHealth.HEALTHY: node.gpus, NodeHealth.UNHEALTHY: held, NodeHealth.LOST: 0}[node.health]
+            in_use = node.gpus if node.emptying is Drain.NONE else held
+            capacity += {NodeHealth.HEALTHY: in_use, NodeHealth.UNHEALTHY: held, NodeHealth.LOST: 0}[node.health]
             for (workload, attempt), mask in node.held.items():
                 key = (node.id, workload, attempt)
                 holds.add(key)
@@ -74,11 +79,36 @@ class Books:
                     live = state.workloads[workload]
                     spell = Spell(mask.bit_count(), self.payers[live], live.min_runtime_ms > 0, now)
                     self.open[key] = spell
+                    self.held_by.setdefault((workload, attempt), []).append(spell)
                     self.spells.append(spell)
         for key in set(self.open) - holds:
             self.open.pop(key).end_ms = now
+        self._take_back(state, effects)
         if capacity != self.capacity[-1][1]:
             self.capacity.append((now, capacity))
+
+    def _take_back(self, state: ClusterState, effects: Effects) -> None:
+        """Strike out the gangs that ended without a start and were refunded: all that they held, and nothing else."""
+        for live in state.workloads.values():
+            if live.run is not None and live.run.started_ms is not None:
+                self.started.add((live.id, live.attempt))
+        refunded = sorted((fix.units, fix.since_ms, fix.until_ms, fix.charged) for fix in effects.corrections)
+        gangs = {gang for gang in self.held_by if gang not in self.started and not self._holds(gang)}
+        for gang in sorted(gangs):
+            spells = self.held_by.pop(gang)
+            parts = [(-spell.gpus, self._known(spell.begin_ms), spell.end_ms, spell.is_allocated) for spell in spells]
+            parts = [part for part in parts if part[1] < (part[2] or 0)]
+            if parts and all(part in refunded for part in parts):
+                for part in parts:
+                    refunded.remove(part)  # type: ignore[arg-type]
+                self.spells = [spell for spell in self.spells if spell not in spells]
+        assert not refunded, "a refund of what nobody held"
+
+    def _known(self, begin_ms: int) -> int:
+        return max(begin_ms, self.known_from_ms)
+
+    def _holds(self, gang: tuple[str, int]) -> bool:
+        return any(key[1:] == gang for key in self.open)
 
     def _change_tree(self, event: BudgetTreeChanged, now: int) -> None:
         named = {share.budget: share.fraction_nano for share in event.budgets}
@@ -157,8 +187,8 @@ def test_use_is_the_sum_of_what_was_held(history: History) -> None:
     """
     books = Books()
     change: str | None = None
-    for state, record, _ in history.folded():
-        books.write(state, record, change)
+    for state, record, effects in history.folded():
+        books.write(state, record, effects, change)
         change = state.budgets.change
         now = state.now_ms
         for budget in state.budgets.root.below():
@@ -172,8 +202,8 @@ def test_entitlement_is_the_integral_of_share_and_capacity(history: History) -> 
     """A change of the tree or of the nodes counts from its moment on, and at least the share over the floor is due."""
     books = Books()
     change: str | None = None
-    for state, record, _ in history.folded():
-        books.write(state, record, change)
+    for state, record, effects in history.folded():
+        books.write(state, record, effects, change)
         change = state.budgets.change
         now, floor_ms = state.now_ms, state.policy.min_runtime_cap_ms
         assert state.budgets.capacity_units == books.capacity[-1][1]

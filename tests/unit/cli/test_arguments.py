@@ -9,7 +9,7 @@ import typer
 
 from streamsched.cli.budget_files import parse_budgets, read_budgets
 from streamsched.cli.fleets import parse_fleets
-from streamsched.cli.moments import Moment, duration_ms, parse_moment
+from streamsched.cli.moments import Moment, duration_ms, instant_ms, parse_moment
 from streamsched.errors import RequestError
 from streamsched.model.events import BudgetShare
 
@@ -56,6 +56,27 @@ def test_a_tree_is_read_from_json(tmp_path: Path) -> None:
     assert by_name(read_budgets(file)) == {"a": 100_000_000, "b": 900_000_000, "b/c": 1_000_000_000}
 
 
+def test_managers_are_read_with_their_budget(tmp_path: Path) -> None:
+    """They are no budget, and those of a budget are not those of its children."""
+    file = tmp_path / "budgets.toml"
+    file.write_text('[a]\nfraction = 1\nmanagers = ["ana@example.org", "ben"]\nb = "50%"\n')
+
+    assert {share.budget: share.managers for share in read_budgets(file)} == {
+        "a": ("ana@example.org", "ben"),
+        "a/b": (),
+    }
+
+
+def test_b28_a_local_time_is_no_instant() -> None:
+    """2026-10-25 02:30 comes twice in Berlin, and 2026-03-29 02:30 does not come at all: only an offset says which."""
+    for local in ("2026-10-25T02:30", "2026-03-29T02:30:00", "tomorrow"):
+        with pytest.raises(typer.BadParameter, match="no time with an offset"):
+            instant_ms(local, "--effective")
+    first, second = instant_ms("2026-10-25T02:30+02:00", "-"), instant_ms("2026-10-25T02:30+01:00", "-")
+    assert second - first == 3_600_000
+    assert first == instant_ms("2026-10-25T00:30Z", "-") == 1_792_888_200_000
+
+
 def test_a_tree_is_read_from_options() -> None:
     """Parents before children."""
     assert by_name(parse_budgets(["a=60%", "a/b=1/2"])) == {"a": 600_000_000, "a/b": 500_000_000}
@@ -73,6 +94,7 @@ def test_a_tree_is_read_from_options() -> None:
         ("[a]\nb = 1", "budget 'a' has children and no fraction"),
         ('"a b" = 1', "'a b' is no name of a budget"),
         ('a = "60%"\nb = "60%"', "lower their fractions"),
+        ('[a]\nfraction = 1\nmanagers = "ana"', "has the managers 'ana'; write a list"),
     ],
 )
 def test_a_wrong_tree_is_told(tmp_path: Path, text: str, words: str) -> None:
