@@ -329,6 +329,7 @@ def contract_of(contract: WorkloadSubmitted | Workload) -> str:
     else:
         kind = "unallocated"
     timeout = f", timeout {format_duration(contract.timeout_ms)}" if contract.timeout_ms is not None else ""
+    kind += ", interactive" if contract.interactive else ""
     return kind + timeout + (", resumable" if contract.resumable else "")
 
 

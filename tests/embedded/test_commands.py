@@ -59,6 +59,34 @@ def test_a_session(service: Up, tmp_path: Path) -> None:
     assert run("replay", str(service.data)).returncode == 0
 
 
+def test_a_day_of_an_administrator(tmp_path: Path) -> None:
+    """A node is cordoned, drained and put back, each with a reason; and a session is extended once meanwhile."""
+    with up(tmp_path, "--nodes", "1x8", "--budget", "a=100%") as service:
+        at = {"STREAMSCHED_FROM": service.url}
+        submit = ("submit", "-b", "a", "-g", "8", "--min-runtime", "1h", "--interactive", "--id", "notebook")
+        assert run(*submit, "--", "sleep", "7200", **at).returncode == 0
+        eventually(lambda: "running" in run("jobs", **at).stdout)
+        assert run("extend", "notebook", "--by", "30m", **at).returncode == 0
+        again = run("extend", "notebook", "--by", "30m", **at)
+        assert (again.returncode, again.stdout) == (1, "")
+        assert "was extended before" in again.stderr
+
+        assert run("node", "cordon", "node-1", **at).returncode == 2, "a reason is required"
+        assert run("node", "cordon", "node-1", "--reason", "odd noise", **at).returncode == 0
+        assert "cordoned since" in run("node", "show", "node-1", **at).stdout
+        drain = run("node", "drain", "node-1", "--reason", "new fans", "--actor", "ana", **at)
+        assert (drain.returncode, drain.stdout.partition(" (")[0]) == (0, "accepted: drain soft of node node-1")
+        shown = run("node", "show", "node-1", **at).stdout
+        assert "draining since" in shown
+        assert "set by ana: new fans" in shown
+        assert "waits for 1 run to leave, by" in shown
+        assert run("node", "undrain", "node-1", "--reason", "new fans are in", **at).returncode == 0
+        assert "healthy since" in run("node", "show", "node-1", **at).stdout
+        stranger = run("node", "drain", "node-9", "--hard", "--reason", "water", **at)
+        assert (stranger.returncode, stranger.stdout) == (1, "")
+        assert "there is no node 'node-9'" in stranger.stderr
+
+
 def test_output_into_a_pipe_is_plain_and_not_cut(service: Up) -> None:
     """No colour, no padding, no line cut to a width that nobody has."""
     long_id = "w" * 120

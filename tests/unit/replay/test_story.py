@@ -78,7 +78,10 @@ async def test_a_preemption_names_the_beneficiary_and_its_standing() -> None:
     assert "because a at 0.000 was alone" in victim[-2][2]
     assert victim[-2][2].endswith("it is being stopped: preempted, for urgent.")
     assert victim[-1][1] == "queued"
-    assert victim[-1][2] == "Node n1 gave its GPUs back: stopped; back in the queue."
+    assert (
+        victim[-1][2]
+        == "Node n1 gave its GPUs back: stopped; back in the queue, not looked at before 1970-01-01T00:04:00Z."
+    )
     assert [line[1] for line in urgent] == ["queued", "planned", "bound"]
     assert "once victim left" in urgent[1][2]
     assert urgent[2][2] == "Its GPUs on n1 are free, since victim has left; attempt 1 is placed."

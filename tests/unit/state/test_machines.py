@@ -23,6 +23,7 @@ from tests.stories import (
     Story,
     adopted,
     budgets,
+    cancelled,
     drained,
     health,
     holding,
@@ -70,6 +71,11 @@ def stops(effects: Effects) -> list[tuple[str, str, str]]:
     return [(c.workload, c.node, c.reason) for c in effects.commands if isinstance(c, Stop)]
 
 
+def takes_work(story: Story, name: str) -> bool:
+    """Whether a node is in use."""
+    return story.state.nodes[name].takes_work
+
+
 def stands(story: Story, name: str) -> Standing:
     """How a node stands."""
     return standing(story.state, story.state.nodes[name])
@@ -109,7 +115,7 @@ def test_example_10_an_unhealthy_node_empties_as_protections_end() -> None:
     story.at(at(11, 51)).end("r3", STOPPED)
     assert story.state.workloads["r3"].requeued, "at the head of its leaf"
     assert story.state.workloads["r3"].queue_key is not None, "and at once"
-    assert story.state.nodes["n6"].takes_work
+    assert takes_work(story, "n6")
 
     assert stops(story.at(at(14, 30)).tick()) == [("r1", "n5", "node_drained")]
     assert stands(story, "n5").empty_by_ms == at(14, 31)
@@ -282,7 +288,7 @@ def test_b17_gpus_of_what_is_stopping_are_not_free() -> None:
     assert leaf.allocated_gpus == 0, "its charge is off the team from then on"
     assert leaf.charged_gpu_ms(overdue) == 8 * overdue
     assert story.phase("v") == "queued"
-    assert not story.state.nodes["n1"].takes_work
+    assert not takes_work(story, "n1")
     assert stands(story, "n1") == Standing(
         NodeState.DRAINING,
         Drain.HARD,
@@ -297,10 +303,26 @@ def test_b17_gpus_of_what_is_stopping_are_not_free() -> None:
     gone = overdue + 10 * MINUTE
     gains = story.state.inventory.gains
     story.at(gone).tell(released("n1", "v", outcome=STOPPED))
-    assert story.state.nodes["n1"].takes_work
+    assert takes_work(story, "n1")
     assert story.state.inventory.gains > gains, "whoever waits is looked at again"
     assert stands(story, "n1").state is NodeState.HEALTHY
     assert leaf.charged_gpu_ms(gone) == 8 * overdue
+
+
+def test_b17_nothing_is_placed_on_gpus_before_they_are_released() -> None:
+    """Stopped at 100 s and gone at 160 s: charged until then, and who waits since 101 s sits there right after."""
+    story = cluster(1)
+    story.tell(submitted("v"))
+    run(story, "v", ("n1", 0xFF))
+    story.at(100 * SECOND).tell(cancelled("v"))
+    story.at(101 * SECOND).tell(submitted("w"))
+    assert not story.round().commands
+    story.at(160 * SECOND - 1).tick()
+    assert not story.round().commands
+
+    story.at(160 * SECOND).end("v", STOPPED)
+    assert [(c.workload, c.node) for c in story.round().commands if isinstance(c, Place)] == [("w", "n1")]
+    assert story.state.budgets.by_id["a"].charged_gpu_ms(160 * SECOND) == 8 * 160 * SECOND
 
 
 def test_edge_22_a_victim_that_does_not_stop_frees_its_claimant_to_go_elsewhere() -> None:
@@ -331,11 +353,11 @@ def test_an_inventory_without_the_run_that_did_not_stop_puts_the_node_back() -> 
     stop = [c for c in story.at(SHORT_GRACE + STOP_TIMEOUT).tick().commands if isinstance(c, Stop)][-1]
     story.tell(node("n1", runs=(holding("u"),), watermark=stop.command))
     story.tell(drained("n1", Drain.NONE))
-    assert not story.state.nodes["n1"].takes_work
+    assert not takes_work(story, "n1")
 
     again = [c for c in story.effects[-2].commands if isinstance(c, Stop)][-1]
     story.tell(node("n1", watermark=again.command))
-    assert story.state.nodes["n1"].takes_work
+    assert takes_work(story, "n1")
 
 
 # --- orders -----------------------------------------------------------------------------------------------------------
@@ -372,7 +394,7 @@ def test_b19c_a_drained_node_that_was_silent_stays_drained() -> None:
     story.at(3 * MINUTE).tell(health("n1", WELL), node("n1", boot="boot-2"))
 
     assert stands(story, "n1") == Standing(NodeState.EMPTY, Drain.SOFT, 3 * MINUTE, "ana", "a test", "an undrain", None)
-    assert not story.state.nodes["n1"].takes_work
+    assert not takes_work(story, "n1")
     assert survives_a_snapshot(story)
     seat(story, "w", ("n2", 0xFF))
     assert [key for name in ("n1", "n2") for key in story.state.nodes[name].held] == [("w", 2)]
@@ -400,7 +422,7 @@ def test_b19a_a_node_that_flaps_is_held_down() -> None:
     for minute in range(0, 30, 2):
         story.at(minute * MINUTE).tell(health("n1", ILL))
         story.at((minute + 1) * MINUTE).tell(health("n1", WELL))
-        assert story.state.nodes["n1"].takes_work is (minute < 4), minute
+        assert takes_work(story, "n1") is (minute < 4), minute
     last = 29 * MINUTE
     back = last + 30 * MINUTE
     assert stands(story, "n1") == Standing(
@@ -416,12 +438,29 @@ def test_b19a_a_node_that_flaps_is_held_down() -> None:
     assert thaw(freeze(story.state)).next_wakeup_ms == story.state.next_wakeup_ms == back
 
     story.at(back - 1).tick()
-    assert not story.state.nodes["n1"].takes_work
+    assert not takes_work(story, "n1")
     gains = story.state.inventory.gains
     story.at(back).tick()
-    assert story.state.nodes["n1"].takes_work
+    assert takes_work(story, "n1")
     assert story.state.inventory.gains > gains
     assert story.state.nodes["n1"].falls == []
+
+
+def test_b19a_a_flapping_node_ends_a_run_so_often_and_not_more_often() -> None:
+    """Three times, and then its work waits for another node or for the end of the hold."""
+    story = cluster(1)
+    story.tell(unallocated("w"))
+    story.round()
+    for minute in range(0, 30, 2):
+        story.at(minute * MINUTE).tell(health("n1", ILL))
+        if "w" in story.state.workloads and story.phase("w") == "stopping":
+            story.end("w", STOPPED)
+        story.at((minute + 1) * MINUTE).tell(health("n1", WELL))
+        story.round()
+    assert story.state.workloads["w"].attempt == 3
+
+    story.at(59 * MINUTE).tick()
+    assert [c.attempt for c in story.round().commands if isinstance(c, Place)] == [4]
 
 
 def test_a_hold_begins_anew_when_the_node_falls_again() -> None:
@@ -432,10 +471,10 @@ def test_a_hold_begins_anew_when_the_node_falls_again() -> None:
     story.at(5 * MINUTE).tell(health("n1", ILL))
     story.at(6 * MINUTE).tell(health("n1", WELL))
     story.at(11 * MINUTE).tick()
-    assert not story.state.nodes["n1"].takes_work
+    assert not takes_work(story, "n1")
 
     story.at(16 * MINUTE).tick()
-    assert story.state.nodes["n1"].takes_work
+    assert takes_work(story, "n1")
 
 
 def test_falls_outside_the_window_do_not_count() -> None:
@@ -443,20 +482,20 @@ def test_falls_outside_the_window_do_not_count() -> None:
     story = cluster(1)
     for moment in (0, 30 * MINUTE, HOUR):
         story.at(moment).tell(health("n1", ILL), health("n1", WELL))
-    assert story.state.nodes["n1"].takes_work
+    assert takes_work(story, "n1")
 
     story.at(90 * MINUTE - 1).tell(health("n1", ILL), health("n1", WELL))
-    assert not story.state.nodes["n1"].takes_work
+    assert not takes_work(story, "n1")
 
 
 def test_an_undrain_ends_a_hold() -> None:
     """Although no drain was ordered."""
     story = Story(budgets(a=1), adopted(flap_limit=1), node("n1"))
     story.tell(health("n1", ILL), health("n1", WELL))
-    assert not story.state.nodes["n1"].takes_work
+    assert not takes_work(story, "n1")
 
     assert story.tell(drained("n1", Drain.NONE)).receipts[0].status == "accepted"
-    assert story.state.nodes["n1"].takes_work
+    assert takes_work(story, "n1")
 
 
 # --- repair -----------------------------------------------------------------------------------------------------------
@@ -495,7 +534,7 @@ def test_the_repair_of_a_node_drives_itself() -> None:
     assert survives_a_snapshot(story)
     story.at(3 * HOUR).tell(health("n1", WELL))
     assert stands(story, "n1").state is NodeState.HEALTHY
-    assert story.state.nodes["n1"].takes_work
+    assert takes_work(story, "n1")
     assert survives_a_snapshot(story)
 
 
