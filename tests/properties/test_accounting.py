@@ -92,10 +92,13 @@ class Books:
         for live in state.workloads.values():
             if live.run is not None and live.run.started_ms is not None:
                 self.started.add((live.id, live.attempt))
-        refunded = sorted((fix.units, fix.since_ms, fix.until_ms, fix.charged) for fix in effects.corrections)
-        gangs = {gang for gang in self.held_by if gang not in self.started and not self._holds(gang)}
-        for gang in sorted(gangs):
+        refunded = [(fix.units, self._known(fix.since_ms), fix.until_ms, fix.charged) for fix in effects.corrections]
+        refunded = [part for part in refunded if part[1] < part[2]]
+        for gang in [gang for gang in self.held_by if not self._holds(gang)]:
             spells = self.held_by.pop(gang)
+            if gang in self.started:
+                self.started.remove(gang)
+                continue
             parts = [(-spell.gpus, self._known(spell.begin_ms), spell.end_ms, spell.is_allocated) for spell in spells]
             parts = [part for part in parts if part[1] < (part[2] or 0)]
             if parts and all(part in refunded for part in parts):
