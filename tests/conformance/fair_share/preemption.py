@@ -146,10 +146,15 @@ def victim_selection(case: Case) -> tuple[Any, Any]:
 def consolidation(case: Case) -> tuple[Any, Any]:
     """Which runs are moved so that a request fits, though nobody has to go."""
     given = case.given
-    world = _with_running(case, {"queue0": Fraction(1)}, resumable=True, consolidation=True)
+    deserved = {queue["id"]: queue["deserved"] for queue in given.get("queues", ())} or {"queue0": 1}
+    shares = {queue: Fraction(amount, sum(deserved.values())) for queue, amount in deserved.items()}
+    world = _with_running(case, shares, resumable=True, consolidation=True)
     for job in given["pending"]:
         _submit(world, job)
     world.settle()
+    if "final" in case.expected:
+        final = {name: next(iter(world.nodes_of(name)), None) for name in case.expected["final"]}
+        return case.expected, {"final": final, "evictions": len(world.preempted)}
     moved = {name: world.nodes_of(name)[0] for name in world.preempted if world.nodes_of(name)}
     placed = {job["id"]: world.nodes_of(job["id"]) for job in given["pending"]}
     return case.expected, {
@@ -192,7 +197,9 @@ def _submit(world: World, job: Mapping[str, Any]) -> None:
 
 def victim_selection_quota(case: Case) -> tuple[Any, Any]:
     """Which runs are stopped where only numbers of GPUs count; or what each queue holds after each request."""
-    return _containers(case) if "sequence" in case.given else _cohort(case)
+    if "sequence" in case.given:
+        return _containers(case)
+    return _cohort(case) if "cluster_queues" in case.given else _cohort_tree(case)
 
 
 def _cohort(case: Case) -> tuple[Any, Any]:
@@ -213,29 +220,47 @@ def _cohort(case: Case) -> tuple[Any, Any]:
         _fund_all(world, shares)
     if pool > whole:
         world.spread("other", _REST, pool - whole, min_runtime_ms=8 * HOUR)
-    # Among equal runs the case takes the first by id; ours takes the youngest, so the first by id starts last.
-    for late, job in enumerate(sorted(admitted, key=lambda job: str(job["id"]), reverse=True)):
-        world.at(late * SECOND)
-        world.spread(
-            job["id"],
-            job["cq"],
-            int(number(job["req"]) * scale),
-            min_runtime_ms=_LEAST,
-            priority=job["priority"],
-        )
+    _admit(world, [{**job, "gpus": int(number(job["req"]) * scale)} for job in admitted])
     if not funded:
         world.fund(shares)
+    return case.expected, {"victims": _victims_of(world, {**incoming, "gpus": int(number(incoming["req"]) * scale)})}
+
+
+def _cohort_tree(case: Case) -> tuple[Any, Any]:
+    """Weights share out a pool that is just what is held."""
+    tree, admitted, incoming = case.given["tree"], case.given["admitted"], case.given["incoming"]
+
+    def path_of(id_: str) -> str:
+        parent = tree[id_]["parent"]
+        return id_ if "parent" not in tree[parent] else f"{path_of(parent)}/{id_}"
+
+    weights: dict[str, Fraction] = {}
+    for id_ in tree:
+        if "parent" in tree[id_]:
+            siblings = [other for other in tree.values() if other.get("parent") == tree[id_]["parent"]]
+            weights[path_of(id_)] = number(tree[id_]["weight"]) / sum(number(other["weight"]) for other in siblings)
+    world = World(INSTANT, single_gpus(sum(job["req"] for job in admitted)))
+    world.fund(dict(sorted(weights.items())))
+    _admit(world, [{**job, "cq": path_of(job["cq"]), "gpus": job["req"]} for job in admitted])
+    return case.expected, {
+        "victims": _victims_of(world, {**incoming, "cq": path_of(incoming["cq"]), "gpus": incoming["req"]})
+    }
+
+
+def _admit(world: World, jobs: Iterable[Mapping[str, Any]]) -> None:
+    """Let jobs run. Of equal ones the cases take the first by id and ours the youngest: the first by id starts last."""
+    for late, job in enumerate(sorted(jobs, key=lambda job: str(job["id"]), reverse=True)):
+        world.at(late * SECOND)
+        world.spread(job["id"], job["cq"], job["gpus"], min_runtime_ms=_LEAST, priority=job["priority"])
+
+
+def _victims_of(world: World, job: Mapping[str, Any]) -> list[str]:
+    """Submit a job once what runs is past its protection; return whom it displaces."""
     world.at(_AGE)
-    world.ask(
-        incoming["id"],
-        incoming["cq"],
-        int(number(incoming["req"]) * scale),
-        gpus_per_rank=1,
-        priority=incoming["priority"],
-        min_runtime_ms=_LEAST,
-    )
+    contract = {"gpus_per_rank": 1, "priority": job["priority"], "min_runtime_ms": _LEAST}
+    world.ask(job["id"], job["cq"], job["gpus"], **contract)
     world.settle()
-    return case.expected, {"victims": sorted(world.preempted)}
+    return sorted(world.preempted)
 
 
 def _containers(case: Case) -> tuple[Any, Any]:
