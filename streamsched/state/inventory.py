@@ -226,6 +226,8 @@ class Room(Sizes):
 
     def slots_on(self, gpus_per_rank: int, nodes: int) -> int:
         """Return how many ranks of that size fit on a set of nodes."""
+        if not nodes:
+            return 0  # Its key would be that of all nodes.
         key = gpus_per_rank | nodes << 5
         known = self._slots.get(key)
         if known is None:
@@ -246,6 +248,21 @@ class Room(Sizes):
         self.counts[before] -= 1
         self.nodes[after] |= bit
         self.counts[after] += 1
+
+    def make_place(self, index: int) -> None:
+        """Let a node that offers nothing in at a position; those from there on move up."""
+        self._slots.clear()
+        below = (1 << index) - 1
+        self.nodes = [(nodes & ~below) << 1 | nodes & below for nodes in self.nodes]
+        self.nodes[0] |= 1 << index
+        self.counts[0] += 1
+
+    def close_place(self, index: int) -> None:
+        """Let the node at a position go, which offers nothing; those after it move down."""
+        self._slots.clear()
+        below = (1 << index) - 1
+        self.nodes = [(nodes >> 1) & ~below | nodes & below for nodes in self.nodes]
+        self.counts[0] -= 1
 
     def tightest(self, gpus: int, nodes: int) -> int:
         """Return the smallest number of GPUs, at least `gpus`, that one of these nodes offers; or -1."""
@@ -334,9 +351,7 @@ class Inventory:
         node.index = index
         below = (1 << index) - 1
         for room in (pool.free, pool.reclaimable, pool.takeable):
-            room.nodes = [(nodes & ~below) << 1 | nodes & below for nodes in room.nodes]
-            room.nodes[0] |= 1 << index
-            room.counts[0] += 1
+            room.make_place(index)
         pool.working = (pool.working & ~below) << 1 | pool.working & below
         pool.installed.add(node.gpus, 1)
         node.filed_free = node.filed_reclaimable = node.filed_takeable = node.filed_capacity = 0
@@ -357,8 +372,7 @@ class Inventory:
         below = (1 << node.index) - 1
         pool.working &= ~(1 << node.index)
         for room in (pool.free, pool.reclaimable, pool.takeable):
-            room.nodes = [(nodes >> 1) & ~below | nodes & below for nodes in room.nodes]
-            room.counts[0] -= 1
+            room.close_place(node.index)
         pool.working = (pool.working >> 1) & ~below | pool.working & below
         pool.installed.add(node.gpus, -1)
         if node.filed_healthy:
