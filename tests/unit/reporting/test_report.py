@@ -158,7 +158,7 @@ def test_nothing_at_all_is_shown_too(tmp_path: Path) -> None:
 
 def test_those_who_still_wait_are_not_forgotten() -> None:
     """They have no wait yet, so they are counted beside the table."""
-    outcomes = outcomes_of((0, "red", 8 * HOUR, HOUR), (30 * MINUTE, "blue", HOUR, HOUR), until_ms=2 * HOUR)
+    outcomes = outcomes_of((0, "red", 8 * HOUR, 8 * HOUR), (30 * MINUTE, "blue", HOUR, HOUR), until_ms=2 * HOUR)
 
     html = render_report(outcomes, TEXT)
 
