@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from streamsched.model.events import ProposedPlacement, ProposedReservation, RoundProposed, Seat, ShareLine, Victim
+from streamsched.model.policy import UsageMode
 from streamsched.scheduling.draft import Draft, is_short
 from streamsched.scheduling.fair_share import Turns
 from streamsched.scheduling.guard import Offer, guard_of, offers_to, reserved, stand
@@ -22,6 +23,7 @@ from streamsched.state.disruption import DisruptionBudget
 
 if TYPE_CHECKING:
     from streamsched.scheduling.draft import DraftPool
+    from streamsched.scheduling.memory import Memory
     from streamsched.state.backlog import Backlog, ShapeQueue
     from streamsched.state.cluster import ClusterState
     from streamsched.state.inventory import Pool, RunKey
@@ -30,18 +32,20 @@ if TYPE_CHECKING:
     from streamsched.state.workloads import Shape, Workload
 
 
-def decide(state: ClusterState) -> RoundProposed | None:
+def decide(state: ClusterState, memory: Memory | None = None) -> RoundProposed | None:
     """Choose what to place, whom to preempt for it, and what to reserve.
 
     Equal states give equal proposals on any machine, so a decision can be checked years later.
 
     Args:
         state: The cluster at one cursor, policy included. Not modified.
+        memory: What was looked at in vain before, on earlier states of the same history. It spares work and changes
+            nothing else.
 
     Returns:
         The proposal for the open round, each item with its arithmetic; None when there is nothing to do.
     """
-    decision = _Decision(state)
+    decision = _Decision(state, memory)
     for reservation in state.reservations.values():
         decision.keep_promise(reservation)
     for backlog, allocated in ((state.allocated, True), (state.unallocated, False)):
@@ -72,11 +76,14 @@ class _Decision:
     """A decision in the making."""
 
     state: ClusterState
+    memory: Memory | None
     draft: Draft = field(init=False)
     placements: list[ProposedPlacement] = field(default_factory=list)
     reservations: list[ProposedReservation] = field(default_factory=list)
     #: Claimants that were seated by their reservation.
     seated: set[str] = field(default_factory=set)
+    #: When a preemption that came too soon after others may be tried again.
+    retries_ms: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.draft = Draft(self.state)
@@ -138,10 +145,11 @@ class _Decision:
         draft = self.draft
         limit = self.state.policy.placements_per_round
         hopeful: dict[Shape, list[ShapeQueue]] = {
-            shape: [queue for queue in queues.values() if not allocated or queue.leaf.quota_nano]
+            shape: [queue for queue in queues.values() if not allocated or self._is_open(queue)]
             for shape, queues in backlog.by_shape.items()
             if self._is_hopeful(shape, allocated=allocated)
         }
+        hopeful = {shape: queues for shape, queues in hopeful.items() if queues}
         turns: Turns | None = None
         while hopeful and len(self.placements) < limit:
             if turns is None:
@@ -151,7 +159,10 @@ class _Decision:
                 return
             queue, key, shares = turn
             workload = self.state.workloads[key[3]]
-            found = None if workload.id in self.seated else self._seat(workload, queue.shape, shares)
+            is_idle = workload.id in self.seated or (
+                allocated and self.memory is not None and self.memory.still_blocks(draft, workload)
+            )
+            found = None if is_idle else self._seat(workload, queue.shape, shares)
             if found is not None:
                 self._give(workload, found, shares)
                 taken = draft.taken[queue] = draft.taken.get(queue, 0) + 1
@@ -169,6 +180,19 @@ class _Decision:
                 if len(still) < len(hopeful):
                     hopeful, turns = still, None
 
+    def _is_open(self, queue: ShapeQueue) -> bool:
+        """Whether a queue of allocated work has a candidate at which a look may not be in vain."""
+        if not queue.leaf.quota_nano:
+            return False
+        if self.memory is None:
+            return True
+        position, entries = 0, queue.entries
+        while position < len(entries):
+            if not self.memory.still_blocks(self.draft, self.state.workloads[entries[position][3]]):
+                return True
+            position = queue.next_order(position)
+        return False
+
     def _give(self, workload: Workload, found: _Found, shares: tuple[ShareLine, ...]) -> None:
         self.placements.append(
             ProposedPlacement(
@@ -184,6 +208,11 @@ class _Decision:
             rate = self.state.policy.rate_of(self.state.nodes[found.seats[0].node].pool)
             self.draft.commit(workload.budget, workload.gpus * rate * workload.effective_min_ms)
             self.draft.give(workload.budget, workload.gpus * rate)
+        if self.state.policy.usage is UsageMode.INSTANT:
+            for victim in found.victims:
+                stopped = self.state.workloads[victim.workload]
+                if stopped.is_allocated and stopped.run is not None:
+                    self.draft.give(stopped.budget, -stopped.run.units)
 
     def _is_hopeful(self, shape: Shape, *, allocated: bool) -> bool:
         """Whether something may be done for a shape: it fits where work past its protection can be made to go.
@@ -225,17 +254,44 @@ class _Decision:
             displaced = displace(state, pool, ranks, gpus_per_rank, nodes)
             if displaced is not None:
                 return _Found(*displaced)
+        if self.memory is not None:
+            self.memory.looks += 1
         waited_ms = draft.now_ms - workload.queued_ms
-        if is_short(shape, state.policy) or waited_ms >= state.policy.patience_ms:
+        patience_ms = 0 if is_short(shape, state.policy) else state.policy.patience_ms
+        reserves = claimant is None and any(spans_nodes(pool.pool, ranks, gpus_per_rank) for pool, _ in pools)
+        is_patient = waited_ms >= patience_ms
+        if is_patient:
             for pool, nodes in pools:
                 found = self._preempt(workload, pool, nodes)
                 if found is not None:
                     return found
-        if claimant is None and waited_ms >= state.policy.reserve_after_ms and self._may_reserve():
-            for pool, nodes in pools:
-                if self._reserve(workload, pool, nodes, shares):
-                    break
+        asks = reserves and waited_ms >= state.policy.reserve_after_ms and self._may_reserve()
+        if asks and any(self._reserve(workload, pool, nodes, shares) for pool, nodes in pools):
+            return None
+        if self.memory is not None and not self.placements and not self.reservations:
+            self.memory.note(
+                draft,
+                workload,
+                until_ms=self._waits_until(workload, patience_ms, reserves=reserves),
+                guard_gpu_ms=self._guard(workload, pools) if is_patient or asks else None,
+                promised_to_none=asks,
+            )
         return None
+
+    def _guard(self, workload: Workload, pools: list[tuple[DraftPool, int]]) -> int:
+        """Return the guard where it asks for least."""
+        rates = [self.state.policy.rate_of(pool.pool.id) for pool, _ in pools]
+        return guard_of(self.draft, workload, min(rates, default=1))
+
+    def _waits_until(self, workload: Workload, patience_ms: int, *, reserves: bool) -> int | None:
+        """Return when the wait of a candidate lets something be tried that was not; None for never."""
+        policy, now_ms = self.state.policy, self.draft.now_ms
+        moments = [workload.queued_ms + patience_ms]
+        if reserves and self._may_reserve():
+            moments.append(workload.queued_ms + policy.reserve_after_ms)
+        moments.extend(self.retries_ms)
+        self.retries_ms.clear()
+        return min((moment for moment in moments if moment > now_ms), default=None)
 
     def _preempt(self, workload: Workload, pool: DraftPool, nodes: int) -> _Found | None:
         state, draft = self.state, self.draft
@@ -249,7 +305,13 @@ class _Decision:
         spent = draft.preempted.get(pool.pool.id, 0)
 
         def is_affordable(gpus: int) -> bool:
-            return bucket.allows(spent + gpus, pool.pool.installed_gpus, state.policy, draft.now_ms)
+            installed = pool.pool.installed_gpus
+            if bucket.allows(spent + gpus, installed, state.policy, draft.now_ms):
+                return True
+            allowed_ms = bucket.allowed_from_ms(spent + gpus, installed, state.policy, draft.now_ms)
+            if allowed_ms is not None:
+                self.retries_ms.append(allowed_ms)
+            return False
 
         preempted = preempt(draft, pool, ranks, size, nodes, offers, affordable=is_affordable)
         if preempted is None:

@@ -97,6 +97,7 @@ class Draft:
         "_reserved",
         "committed",
         "given",
+        "jumped_gpu_ms",
         "kept",
         "now_ms",
         "pools",
@@ -117,6 +118,8 @@ class Draft:
         #: Allocated GPUs that this decision preempts, by pool; and the nodes that it reserves, as bits.
         self.preempted: dict[str, int] = {}
         self.kept: dict[str, list[int]] = {}
+        #: How much this decision has moved what budgets have committed.
+        self.jumped_gpu_ms = 0
         #: What allocated budgets stand at, as far as that was asked since they were last given something.
         self.standings: dict[Budget, Standing] = {}
         self._headroom: dict[str, int] = {}
@@ -133,6 +136,7 @@ class Draft:
 
     def commit(self, leaf: Budget, gpu_ms: int) -> None:
         """Count the protected time of a placement at once, so that a leaf does not win every turn of one decision."""
+        self.jumped_gpu_ms += gpu_ms
         for budget in leaf.path:
             self.committed[budget] = self.committed.get(budget, 0) + gpu_ms
             self.standings.pop(budget, None)

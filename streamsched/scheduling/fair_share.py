@@ -81,7 +81,9 @@ def comes_before(one: Standing, other: Standing) -> bool | None:
     True
     """
     if one.entitled == 0 or other.entitled == 0:
-        return None if one.entitled == other.entitled else one.entitled != 0
+        if one.entitled != other.entitled:
+            return one.entitled != 0
+        return None if one.used == other.used else one.used < other.used
     if one.above is not other.above:
         return other.above
     left = one.used * other.entitled

@@ -13,7 +13,7 @@ from functools import cmp_to_key
 from typing import TYPE_CHECKING, NamedTuple
 
 from streamsched.model.events import Comparison, TakeRule
-from streamsched.model.policy import VictimUnderBudget
+from streamsched.model.policy import UsageMode, VictimUnderBudget
 from streamsched.scheduling.fair_share import comes_before, standing
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ def guard_of(draft: Draft, claimant: Workload, rate: int) -> int:
     policy = draft.state.policy
     if not policy.guard:
         return 0
+    if policy.usage is UsageMode.INSTANT:
+        return claimant.budget.held_for_instant(claimant.gpus * rate)
     whole = claimant.gpus * rate * max(claimant.effective_min_ms, policy.guard_floor_ms)
     fades_over_ms = policy.guard_relaxation_ms
     if fades_over_ms is None:
@@ -66,8 +68,13 @@ def offers_to(draft: Draft, claimant: Workload, guard_gpu_ms: int) -> list[Offer
                 offers[leaf] = Offer(leaf, below, _of_own_leaf(draft, leaf))
         else:
             because = compare(draft, claimant.budget, leaf, guard_gpu_ms)
-            if because is not None:
-                offers[leaf] = Offer(leaf, runs, because)
+            if because is None:
+                continue
+            fair = runs
+            if draft.state.policy.usage is UsageMode.INSTANT:
+                fair = {key: run for key, run in runs.items() if _is_fair_after(because, run)}
+            if fair:
+                offers[leaf] = Offer(leaf, fair, because)
     return [offers[leaf] for leaf in _most_served_first(draft, offers)] if len(offers) > 1 else list(offers.values())
 
 
@@ -82,6 +89,23 @@ def compare(draft: Draft, claimant: Budget, victim: Budget, guard_gpu_ms: int) -
     return _comparison(TakeRule.FAIR_SHARE, ours, mine, theirs, other, guard_gpu_ms)
 
 
+def _is_fair_after(because: Comparison, victim: Workload) -> bool:
+    """Whether a preemption is fair where usage is what is held now, so that the end of a run changes who stands where.
+
+    The claimant may then be no further ahead than the victim is left; or else it stays within its quota, and takes from
+    one that is above its own.
+    """
+    run = victim.run
+    freed = 0 if run is None else victim.budget.held_for_instant(run.units)
+    after = because.claimant_used_gpu_ms + because.guard_gpu_ms
+    left = because.victim_used_gpu_ms - freed
+    if because.victim_entitled_gpu_ms == 0 or (
+        after * because.victim_entitled_gpu_ms <= left * because.claimant_entitled_gpu_ms
+    ):
+        return True
+    return after <= because.claimant_entitled_gpu_ms and because.victim_used_gpu_ms > because.victim_entitled_gpu_ms
+
+
 def may_take(mine: Standing, other: Standing, guard_gpu_ms: int) -> bool:
     """Whether a claimant that stands so may take from who stands so; the policy may add conditions.
 
@@ -92,6 +116,24 @@ def may_take(mine: Standing, other: Standing, guard_gpu_ms: int) -> bool:
     if other.entitled == 0 or mine.above is not other.above:
         return True
     return (mine.used + guard_gpu_ms) * other.entitled <= other.used * mine.entitled
+
+
+def refusal_of(draft: Draft, claimant: Budget, victim: Budget, guard_gpu_ms: int) -> int | None:
+    """Return by how much use and entitlement together must move before a leaf may take from another; None if it may.
+
+    With ``f = (mine + guard) x E' - theirs x E > 0`` every one of the four can move by ``f / 2(mine + guard + E' +
+    theirs + E)`` and the product stays above zero.
+    """
+    ours, theirs = _below_common_ancestor(claimant, victim)
+    mine, other = stand(draft, ours), stand(draft, theirs)
+    if compare(draft, claimant, victim, guard_gpu_ms) is not None:
+        return None
+    ahead = (mine.used + guard_gpu_ms) * other.entitled - other.used * mine.entitled
+    if ahead > 0:
+        return ahead // (2 * (mine.used + guard_gpu_ms + other.entitled + other.used + mine.entitled))
+    if draft.state.policy.victim_under_budget is VictimUnderBudget.FORBID:
+        return max(0, other.entitled - other.used) // 2
+    return 0
 
 
 def stand(draft: Draft, budget: Budget) -> Standing:

@@ -88,6 +88,8 @@ def preempt(
     cap = state.policy.disruption_cap * ranks * gpus_per_rank
     extra: dict[int, dict[RunKey, int]] = {}
     reasons: dict[RunKey, Comparison] = {}
+    #: Who is stopped first among those that cost the same: leaf by leaf, and in a leaf as `_spare_last` says.
+    ranking: dict[RunKey, int] = {}
     room: dict[int, int] = {}
     slots = pool.reclaimable.slots_on(gpus_per_rank, nodes)
     best: _Search | None = None
@@ -110,9 +112,13 @@ def preempt(
                 after = room[node.index] = before + mask.bit_count()
                 gained += after // gpus_per_rank - before // gpus_per_rank
         slots += gained
+        for key in sorted(sorted(offer.runs, reverse=True), key=lambda key: _spare_last(offer.runs[key])):
+            ranking[key] = len(ranking)
         if slots < ranks or not gained:
             continue
-        search = _Search(state, pool, gpus_per_rank, nodes, {index: dict(runs) for index, runs in extra.items()})
+        search = _Search(
+            state, pool, gpus_per_rank, nodes, {index: dict(runs) for index, runs in extra.items()}, ranking
+        )
         search.fill(ranks)
         if best is None or search.allocated_gpus <= cap:
             best = search
@@ -160,6 +166,7 @@ class _Search:
         gpus_per_rank: int,
         nodes: int,
         allocated: Mapping[int, dict[RunKey, int]] | None = None,
+        ranking: Mapping[RunKey, int] | None = None,
     ) -> None:
         self.state = state
         self.pool = pool
@@ -168,6 +175,7 @@ class _Search:
         self.nodes = nodes
         #: Allocated runs that may be stopped, by node index, with their GPUs there.
         self.allocated = allocated or {}
+        self.ranking_of: Mapping[RunKey, int] = ranking or {}
         self.chosen: dict[RunKey, Run] = {}
         #: GPUs that the chosen free, by node index, on nodes that may be used.
         self.freed: dict[int, int] = {}
@@ -421,7 +429,7 @@ class _Search:
                     before[0][0] + allocated,
                     before[0][1] + workload.gpus,
                     before[0][2] + 1,
-                    before[0][3] + position,
+                    before[0][3] + self.ranking_of.get(key, position),
                 )
                 known = best[covered]
                 if known is None or cost < known[0]:

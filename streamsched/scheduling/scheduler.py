@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from streamsched.errors import LedgerGapError
 from streamsched.model.commands import Effects
 from streamsched.model.events import Tick
+from streamsched.scheduling.memory import Memory
 from streamsched.scheduling.schemes import decide
 from streamsched.state.cluster import ClusterState
 
@@ -38,14 +39,17 @@ class Scheduler:
         self,
         state: ClusterState | None = None,
         *,
-        decide: Callable[[ClusterState], RoundProposed | None] = decide,
+        decide: Callable[[ClusterState, Memory], RoundProposed | None] = decide,
     ) -> None:
         self.state = ClusterState() if state is None else state
         self._decide = decide
+        self.memory = Memory()
+        #: When the order of the budgets may have changed what can be decided, although nothing else has.
+        self._review_ms: int | None = None
         self._in_flight: int | None = None
         self._hash: StateHashed | None = None
         #: What the state was like when there was last nothing to decide.
-        self._settled: tuple[int, int, int, str | None, int, int] | None = None
+        self._settled: tuple[int, int, int, str | None, int, int, int] | None = None
         #: How many had been folded when we were last asked, and since when that is so, by the caller's clock.
         self._asked_at = -1
         self._quiet_since_ms = 0
@@ -87,15 +91,23 @@ class Scheduler:
             if due.folded > state.hashed:
                 return due
         stirred = state.stirred
-        if self._settled != stirred:
-            proposal = self._decide(state)
+        if self._settled != stirred or (self._review_ms is not None and state.now_ms >= self._review_ms):
+            proposal = self._decide(state, self.memory)
             if proposal is not None:
                 return proposal
             self._settled = stirred
+            self._review_ms = self.memory.review_ms(state)
         if clock_ms >= self.wakeup_ms(clock_ms):
             self._last_tick_ms = clock_ms
             return Tick(tick=state.last_tick + 1)
         return None
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """When time alone lets something happen or be decided, by the ledger's clock; None for never."""
+        due = self.state.next_wakeup_ms
+        review = self._review_ms
+        return review if due is None else due if review is None else min(due, review)
 
     def wakeup_ms(self, clock_ms: int) -> int:
         """Return when to ask `next_event` again at the latest, by the caller's clock, if nothing is read before.
@@ -107,6 +119,7 @@ class Scheduler:
         if self._asked_at != state.next_cursor:
             self._asked_at, self._quiet_since_ms = state.next_cursor, clock_ms
         wakeup = self._quiet_since_ms + state.policy.tick_ms
-        if state.next_wakeup_ms is not None:
-            wakeup = min(wakeup, state.next_wakeup_ms)
+        due = self.next_due_ms
+        if due is not None:
+            wakeup = min(wakeup, due)
         return max(wakeup, self._last_tick_ms + _BETWEEN_TICKS_MS)

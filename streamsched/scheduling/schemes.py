@@ -9,14 +9,15 @@ from streamsched.scheduling import decision, priority
 
 if TYPE_CHECKING:
     from streamsched.model.events import RoundProposed
+    from streamsched.scheduling.memory import Memory
     from streamsched.state.cluster import ClusterState
 
 
-def decide(state: ClusterState) -> RoundProposed | None:
-    """Choose what to do now by the scheme of the policy in force."""
+def decide(state: ClusterState, memory: Memory | None = None) -> RoundProposed | None:
+    """Choose what to do now by the scheme of the policy in force. See `streamsched.scheduling.decision.decide`."""
     match state.policy.scheme:
         case Scheme.FAIR_SHARE:
-            return decision.decide(state)
+            return decision.decide(state, memory)
         case Scheme.PRIORITY:
             return priority.decide(state)
         case _:

@@ -94,7 +94,7 @@ class _Loop:
 
     def wakeup_ms(self, now_ms: int) -> int | None:
         """Return when time alone changes something; None for never. A tick that is withheld now is due later."""
-        wakeup_ms = self.scheduler.state.next_wakeup_ms
+        wakeup_ms = self.scheduler.next_due_ms
         if wakeup_ms is None or wakeup_ms > now_ms:
             return wakeup_ms
         return max(self.scheduler.wakeup_ms(now_ms), now_ms + 1)

@@ -145,7 +145,7 @@ class ClusterState:
         return min((at_ms for at_ms in (deadline, resend, change) if at_ms is not None), default=None)
 
     @property
-    def stirred(self) -> tuple[int, int, int, str | None, int, int]:
+    def stirred(self) -> tuple[int, int, int, str | None, int, int, int]:
         """Return what may make the next decision differ from the last: while it stays equal, so does an empty one.
 
         No part of the state: the numbers start anew after a restart.
@@ -157,6 +157,7 @@ class ClusterState:
             self.budgets.change,
             self.policy_version,
             self.matured,
+            self.closed_round,
         )
 
     def unanswered_commands(self) -> list[Command]:

@@ -96,6 +96,7 @@ def _accept(state: ClusterState, item: ProposedPlacement) -> None:
         run.min_ms = _protected_time(state, workload, run)
         run.commitment = Commitment.WHOLE
         committed = run.units * run.min_ms
+        state.budgets.jumped_gpu_ms += committed
         for budget in workload.budget.path:
             budget.commitment_fixed += committed
     state.touch(workload)

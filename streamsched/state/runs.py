@@ -449,10 +449,12 @@ def drop_commitment(state: ClusterState, workload: Workload) -> None:
         return
     if run.commitment is Commitment.WHOLE:
         whole = run.units * run.min_ms
+        state.budgets.jumped_gpu_ms += whole
         for budget in workload.budget.path:
             budget.commitment_fixed -= whole
     else:
         summed = run.units * (run.protected_until_ms or 0)
+        state.budgets.jumped_gpu_ms += max(0, summed - run.units * state.now_ms)
         for budget in workload.budget.path:
             budget.commitment_gpus -= run.units
             budget.commitment_sum -= summed

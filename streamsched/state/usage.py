@@ -209,7 +209,9 @@ class BudgetTree:
         "fading_capacity",
         "floor_ms",
         "half_life_ms",
+        "jumped_gpu_ms",
         "known_from_ms",
+        "peak_units",
         "root",
         "trailing_as_of_ms",
         "trailing_gpus",
@@ -241,6 +243,10 @@ class BudgetTree:
         self.changes: deque[tuple[int, Budget, int, bool]] = deque()
         #: Schedulable GPUs now, in units of the rate card: C of the specification; and the same one window ago.
         self.capacity_units = 0
+        #: The most of it so far, and how far commitments were moved by events: bounds on how fast ratios can change.
+        #: Both are derived, and begin anew after a restart.
+        self.peak_units = 0
+        self.jumped_gpu_ms = 0
         self.capacity_integral = 0
         self.capacity_as_of_ms = 0
         self.trailing_gpus = 0
@@ -325,6 +331,7 @@ class BudgetTree:
 
         It leaves the window as if it had been held: both ends are filed among the changes, where they belong in time.
         """
+        self.jumped_gpu_ms += 1 << 80  # No bound on what it moves, so whatever was compared is compared again.
         for budget in leaf.path:
             (budget.charged if charged else budget.uncharged).gpu_ms += units * (until_ms - since_ms)
         for when, more in ((since_ms, units), (until_ms, -units)):
@@ -361,6 +368,7 @@ class BudgetTree:
         self.capacity_integral = self.capacity_integral_at(now_ms)
         self.capacity_as_of_ms = now_ms
         self.capacity_units = gpus
+        self.peak_units = max(self.peak_units, gpus)
         self.capacity_changes.append((now_ms, gpus))
 
     def follow(self, policy: Policy, now_ms: int) -> None:

@@ -261,6 +261,8 @@ def test_b25_a_cancelled_claimant_leaves_the_gpus_to_the_others() -> None:
     story.tell(released("n1", "u", outcome=STOPPED), released("n2", "u", outcome=STOPPED))
 
     assert story.phase("w") == "cancelled"
+    assert places(story.round()) == [], "displaced work backs off for a minute"
+    story.at(60_000).tick()
     assert places(story.round()) == [("u", "n1", 2), ("u", "n2", 2)]
 
 
