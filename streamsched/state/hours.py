@@ -17,6 +17,7 @@ from streamsched.model.identifiers import parent_of
 from streamsched.model.quantities import HOUR, WHOLE
 from streamsched.state.cluster import ClusterState
 from streamsched.state.usage import Budget
+from streamsched.state.workloads import Shape
 
 #: The id of the root of the budget tree.
 ROOT = ""
@@ -127,11 +128,11 @@ class _Account:
             if number >= first:
                 self.hours.setdefault(number, [0, 0, 0, 0])[part] += correction.units * span_ms
 
-    def level(self, budget: Budget, capacity_units: int) -> None:
-        """Take the levels that hold from now on."""
+    def level(self, budget: Budget, capacity_units: int, impossible_gpus: int) -> None:
+        """Take the levels that hold from now on; what asks for more than is healthy waits, and is no demand."""
         self.allocated = budget.allocated_gpus
         self.unallocated = budget.unallocated_gpus
-        self.queued = budget.queued_gpus
+        self.queued = budget.queued_gpus - impossible_gpus
         self.quota_nano = budget.quota_nano * capacity_units
 
 
@@ -143,6 +144,11 @@ class HourlyUse:
         self._change: str | None = None
         self._capacity_units = 0
         self._next_cursor = 0
+        #: Healthy nodes by size, for each pool; and whether they could hold a shape if they were empty.
+        self._healthy: tuple[tuple[int, ...], ...] = ()
+        self._fits: dict[Shape, bool] = {}
+        #: Shapes that they could not.
+        self._impossible: list[Shape] = []
         #: Hours with a smaller number are not kept.
         self._forgotten = 0
 
@@ -157,10 +163,21 @@ class HourlyUse:
         for correction in effects.corrections:
             self._correct(correction, state.now_ms)
         tree = state.budgets
-        if tree.capacity_units != self._capacity_units or tree.change != self._change:
-            self._capacity_units, self._change = tree.capacity_units, tree.change
+        healthy = self._healthy
+        if effects.nodes:
+            healthy = tuple(tuple(pool.healthy.counts) for _, pool in sorted(state.inventory.pools.items()))
+        if tree.capacity_units != self._capacity_units or tree.change != self._change or healthy != self._healthy:
+            self._capacity_units, self._change, self._healthy = tree.capacity_units, tree.change, healthy
+            self._fits.clear()
+            self._impossible.clear()
+            for shape in state.allocated.by_shape:
+                self._judge(state, shape)
             self._relevel(state)
             return
+        for id_ in effects.workloads:
+            workload = state.workloads.get(id_)
+            if workload is not None and workload.is_allocated and workload.queue_key is not None:
+                self._judge(state, workload.shape)
         now_ms, capacity_units = state.now_ms, self._capacity_units
         for name in effects.budgets:
             budget = tree.get(name) if name else tree.root
@@ -171,7 +188,7 @@ class HourlyUse:
                 account = self._accounts[name] = _Account(now_ms)
             if account.since_ms != now_ms:
                 account.settle(now_ms)
-            account.level(budget, capacity_units)
+            account.level(budget, capacity_units, self._impossible_gpus(state, budget))
 
     def settle(self, now_ms: int) -> None:
         """Book what every budget holds up to now, so that the present hour reads as far as it has come."""
@@ -233,7 +250,26 @@ class HourlyUse:
             account = self._accounts.get(name)
             if account is None:
                 account = self._accounts[name] = _Account(now_ms)
-            account.level(budget, self._capacity_units)
+            account.level(budget, self._capacity_units, self._impossible_gpus(state, budget))
+
+    def _judge(self, state: ClusterState, shape: Shape) -> None:
+        """Note whether a shape fits on the healthy nodes as they are."""
+        if shape in self._fits:
+            return
+        wanted, gpus_per_rank, ranks, _ = shape
+        slots = [pool.healthy.slots(gpus_per_rank) for pool in state.inventory.candidates(wanted)]
+        fits = self._fits[shape] = not slots or max(slots) >= ranks
+        if not fits:
+            self._impossible.append(shape)
+
+    def _impossible_gpus(self, state: ClusterState, budget: Budget) -> int:
+        """Return the GPUs that are asked for below a budget by gangs larger than what is healthy."""
+        return sum(
+            gpus_per_rank * ranks * len(queue.entries)
+            for wanted, gpus_per_rank, ranks, least_ms in self._impossible
+            for queue in state.allocated.by_shape.get((wanted, gpus_per_rank, ranks, least_ms), {}).values()
+            if budget in queue.leaf.path
+        )
 
 
 def _hours_of(since_ms: int, until_ms: int) -> Iterator[tuple[int, int]]:

@@ -17,10 +17,12 @@ from streamsched.scheduling.draft import Draft
 from streamsched.scheduling.fair_share import comes_before, standing
 from streamsched.scheduling.verdicts import VerdictCode, verdict
 from streamsched.state.cluster import ClusterState
+from streamsched.state.hours import HourlyUse
 from streamsched.state.reasons import Ignored
 from streamsched.state.snapshot import digest
 from tests.conformance.fair_share.worlds import BARE, Spell, World
 from tests.stories import (
+    adjusted,
     adopted,
     cancelled,
     extended,
@@ -191,7 +193,7 @@ def test_edge_10_a_burst_leaves_the_window_as_it_came() -> None:
 
 
 def test_edge_11_a_repeated_end_is_charged_once() -> None:
-    """By workload and attempt: the second and the late report of one end change nothing."""
+    """The second and the late report of one end change nothing, by workload and attempt; a correction counts once."""
     story = world(1)
     story.seat("w", "a", [("n1", 8)])
     story.at(HOUR).tell(released("n1", "w"), released("n1", "w"))
@@ -199,6 +201,9 @@ def test_edge_11_a_repeated_end_is_charged_once() -> None:
 
     assert charged(story, "a") == 8 * HOUR
     assert story.state.ignored[Ignored.STALE_ATTEMPT] == 2
+    for _ in range(2):
+        story.tell(adjusted("half-back", -4 * HOUR, 0, HOUR))
+        assert charged(story, "a") == 4 * HOUR
 
 
 def test_edge_12_a_lost_node_charges_to_the_moment_of_its_loss() -> None:
@@ -387,7 +392,7 @@ def test_edge_24_a_plan_is_kept_when_a_better_one_comes() -> None:
 
 
 def test_edge_25_a_reservation_is_kept_when_its_claimant_falls_behind() -> None:
-    """Two nodes are kept for the gang of a. That a then uses more than b, by a change of quotas, ends no promise."""
+    """Two nodes are kept for the gang of a. That a is then found to have used more than b ends no promise."""
     story = world(2, reservations=1, reserve_after_ms=0)
     story.seat("x", "b", [("n1", 8)], min_runtime_ms=HOUR)
     story.seat("y", "b", [("n2", 8)], min_runtime_ms=2 * HOUR)
@@ -396,7 +401,8 @@ def test_edge_25_a_reservation_is_kept_when_its_claimant_falls_behind() -> None:
     promise = story.state.reservations["gang"]
     assert (promise.nodes, promise.start_ms) == (("n1", "n2"), 2 * HOUR)
 
-    story.at(30 * MINUTE).tell(submitted("rival", budget="b", ranks=2))
+    story.at(30 * MINUTE).tell(adjusted("found", 100 * HOUR, 0, 30 * MINUTE), submitted("rival", budget="b", ranks=2))
+    assert before(story, "b", "a")
     story.settle()
     assert list(story.state.reservations) == ["gang"]
     story.at(2 * HOUR).tick()
@@ -413,8 +419,16 @@ def test_edge_26_what_is_too_large_is_refused_and_what_is_too_large_now_waits() 
 
     assert placed(story) == []
     assert verdict(story.state, "later").code is VerdictCode.IMPOSSIBLE_NOW
-    story.tell(health("n2", NodeHealth.HEALTHY))
+    story.at(HOUR).tell(health("n2", NodeHealth.HEALTHY))
     assert placed(story) == ["later"]
+
+    story.at(HOUR + 30 * MINUTE).tick()
+    state, use = ClusterState(), HourlyUse()
+    for record in story.records:
+        use.note(state, state.apply(record))
+    use.settle(state.now_ms)
+    demands = [use.hour("a", hour * HOUR).demand_gpu_ms for hour in (0, 1)]
+    assert demands == [0, 16 * 30 * MINUTE], "from 1 h on it could be had"
 
 
 def test_edge_27_what_may_sit_in_several_pools_sits_in_one() -> None:
