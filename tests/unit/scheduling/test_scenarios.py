@@ -1,6 +1,7 @@
 """Faults that others have reported of their schedulers, as scenarios of ours: B01 to B13 and B17 to B26.
 
-Where each is tested (a policy of ours, where the report leaves it open, is in the last column):
+Where each is tested; where a report leaves the right value open, the last column has ours, and
+`streamsched/scheduling/README.md` says more:
 
 | scenario | tests | our choice |
 |---|---|---|
