@@ -41,12 +41,29 @@ def objection_to(state: ClusterState, fact: UsageAdjusted) -> str | None:
         )
     most = max(units for units, _, _ in _levels(fact))
     held = state.budgets.least_charged(budget, fact.from_ms, fact.to_ms, state.now_ms)
-    if fact.gpu_ms < 0 and held is not None and held < most:
-        return (
-            f"gpu_ms: {fact.gpu_ms} over this interval is up to {most} GPUs at a time, and {fact.budget!r} was charged "
-            f"for as few as {held} in it; give back less, or name the intervals in which more was charged"
-        )
+    if fact.gpu_ms < 0 and held is not None:
+        held -= _may_be_refunded(state, budget, fact.to_ms)
+        if held < most:
+            return (
+                f"gpu_ms: {fact.gpu_ms} over this interval is up to {most} GPUs at a time, and {fact.budget!r} was "
+                f"charged for as few as {held} in it, without those of runs that have yet to start; give back less, or "
+                "name the intervals in which more was charged"
+            )
     return None
+
+
+def _may_be_refunded(state: ClusterState, leaf: Budget, until_ms: int) -> int:
+    """Return the units of those runs of a leaf that have not started: theirs may come back whole."""
+    return sum(
+        workload.run.units
+        for workload in state.workloads.values()
+        if workload.budget is leaf
+        and workload.is_allocated
+        and workload.run is not None
+        and workload.run.started_ms is None
+        and workload.run.bound_ms is not None
+        and workload.run.bound_ms < until_ms
+    )
 
 
 def adjust(state: ClusterState, fact: UsageAdjusted) -> None:

@@ -40,6 +40,7 @@ from streamsched.model.events import (
     StateHashed,
     Tick,
     Unreadable,
+    UsageAdjusted,
     Victim,
     WorkloadCancelled,
     WorkloadReprioritized,
@@ -219,6 +220,30 @@ def _reprioritize(history: History, random: Random) -> None:
 
 def _change_tree(history: History, random: Random) -> None:
     history.tell(_sourced(history, random, _tree(history, random.choice(TREES), random), "control.v1/0"))
+
+
+def _schedule_tree(history: History, random: Random) -> None:
+    """Another tree takes effect later; one at a time, so that a record brings at most one."""
+    if not history.state.scheduled:
+        fact = _tree(history, random.choice(TREES), random)
+        effective_ms = history.state.now_ms + random.choice(SPANS)
+        history.tell(_sourced(history, random, fact.model_copy(update={"effective_ms": effective_ms}), "control.v1/0"))
+
+
+def _adjust(history: History, random: Random) -> None:
+    """A leaf is charged for more or less than was recorded; more than there was to give back, now and then."""
+    leaves = [leaf.id for leaf in history.state.budgets.leaves()] or ["nowhere"]
+    to_ms = max(2, history.state.now_ms - random.choice((-1, 0, 0, 0, MINUTE, HOUR)))
+    from_ms = max(0, to_ms - random.choice((1, 7, MINUTE, HOUR, DAY)))
+    fact = UsageAdjusted(
+        adjustment=f"adjustment-{random.randrange(20)}",
+        budget=random.choice(leaves),
+        gpu_ms=random.choice((-8, -2, -1, 1, 3)) * (to_ms - from_ms) + random.choice((0, 0, 1, 5)),
+        from_ms=from_ms,
+        to_ms=to_ms,
+        reason="a test",
+    )
+    history.tell(_sourced(history, random, fact, "control.v1/0"))
 
 
 def _tree(history: History, fractions: dict[str, int], random: Random | None = None) -> BudgetTreeChanged:
@@ -533,6 +558,8 @@ MOVERS, WEIGHTS = zip(
     (_extend, 3),
     (_accept, 3),
     (_change_tree, 3),
+    (_schedule_tree, 2),
+    (_adjust, 3),
     (_adopt, 2),
     (_cancel, 3),
     (_reprioritize, 2),

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from hypothesis import given
 
-from streamsched.model.commands import Effects
-from streamsched.model.events import BudgetTreeChanged, Drain, NodeHealth, PolicyAdopted, Record
+from streamsched.model.commands import Correction, Effects
+from streamsched.model.events import BudgetTreeChanged, Drain, NodeHealth, PolicyAdopted, Record, UsageAdjusted
 from streamsched.model.identifiers import parent_of
 from streamsched.model.quantities import WHOLE
 from streamsched.state.cluster import ClusterState
@@ -25,6 +25,7 @@ Life = tuple[str, int]
 class Spell:
     """GPUs that one run held on one node."""
 
+    budget: str
     gpus: int
     payers: frozenset[Life]
     is_allocated: bool
@@ -38,6 +39,8 @@ class Books:
 
     spells: list[Spell] = field(default_factory=list)
     open: dict[tuple[str, str, int], Spell] = field(default_factory=dict)
+    #: Every tree that was asked for, by the id of the change.
+    trees: dict[str, BudgetTreeChanged] = field(default_factory=dict)
     #: By workload and attempt, all that it has held; and those gangs that have started.
     held_by: dict[tuple[str, int], list[Spell]] = field(default_factory=dict)
     started: set[tuple[str, int]] = field(default_factory=set)
@@ -56,8 +59,12 @@ class Books:
         """Look at the state after a record."""
         now = state.now_ms
         event = record.event
-        if isinstance(event, BudgetTreeChanged) and state.budgets.change != before_change:
-            self._change_tree(event, now)
+        if isinstance(event, BudgetTreeChanged):
+            self.trees.setdefault(event.change, event)
+        if state.budgets.change is not None and state.budgets.change != before_change:
+            tree = self.trees[state.budgets.change]
+            is_later = tree.effective_ms is not None and tree is not event
+            self._change_tree(tree, tree.effective_ms or 0 if is_later else now)
         if isinstance(event, PolicyAdopted) and state.policy.window_ms != self.window_ms:
             shorter = min(state.policy.window_ms, self.window_ms)
             self.known_from_ms = max(self.known_from_ms, now - shorter)
@@ -77,33 +84,57 @@ class Books:
                 holds.add(key)
                 if key not in self.open:
                     live = state.workloads[workload]
-                    spell = Spell(mask.bit_count(), self.payers[live], live.min_runtime_ms > 0, now)
+                    spell = Spell(live.budget.id, mask.bit_count(), self.payers[live], live.min_runtime_ms > 0, now)
                     self.open[key] = spell
                     self.held_by.setdefault((workload, attempt), []).append(spell)
                     self.spells.append(spell)
         for key in set(self.open) - holds:
             self.open.pop(key).end_ms = now
-        self._take_back(state, effects)
+        self._take_back(state, event, effects)
         if capacity != self.capacity[-1][1]:
             self.capacity.append((now, capacity))
 
-    def _take_back(self, state: ClusterState, effects: Effects) -> None:
+    def _adjust(self, state: ClusterState, event: UsageAdjusted, fixes: list[Correction]) -> list[Correction]:
+        """Book an adjustment that was made, as even as integers allow, the rest first; return the other corrections."""
+        even, rest = divmod(abs(event.gpu_ms), event.to_ms - event.from_ms)
+        sign = 1 if event.gpu_ms > 0 else -1
+        stretches = [(even + 1, event.from_ms, event.from_ms + rest), (even, event.from_ms + rest, event.to_ms)]
+        known_ms = state.budgets.known_from_ms
+        parts = [
+            Correction(event.budget, sign * gpus, max(since_ms, known_ms), until_ms, charged=True)
+            for gpus, since_ms, until_ms in stretches
+            if gpus and max(since_ms, known_ms) < until_ms
+        ]
+        first = len(fixes) - len(parts)
+        if fixes[first:] != parts:
+            return fixes
+        payers = frozenset((name, self.lives.get(name, 0)) for name in ["", *_with_parents(event.budget)])
+        self.spells.extend(Spell(part.budget, part.units, payers, True, part.since_ms, part.until_ms) for part in parts)
+        return fixes[:first]
+
+    def _take_back(self, state: ClusterState, event: object, effects: Effects) -> None:
         """Strike out the gangs that ended without a start and were refunded: all that they held, and nothing else."""
         for live in state.workloads.values():
             if live.run is not None and live.run.started_ms is not None:
                 self.started.add((live.id, live.attempt))
-        refunded = [(fix.units, self._known(fix.since_ms), fix.until_ms, fix.charged) for fix in effects.corrections]
-        refunded = [part for part in refunded if part[1] < part[2]]
+        fixes = effects.corrections
+        if isinstance(event, UsageAdjusted):
+            fixes = self._adjust(state, event, fixes)
+        refunded = [(fix.budget, fix.units, self._known(fix.since_ms), fix.until_ms, fix.charged) for fix in fixes]
+        refunded = [part for part in refunded if part[2] < part[3]]
         for gang in [gang for gang in self.held_by if not self._holds(gang)]:
             spells = self.held_by.pop(gang)
             if gang in self.started:
                 self.started.remove(gang)
                 continue
-            parts = [(-spell.gpus, self._known(spell.begin_ms), spell.end_ms, spell.is_allocated) for spell in spells]
-            parts = [part for part in parts if part[1] < (part[2] or 0)]
+            parts = [
+                (spell.budget, -spell.gpus, self._known(spell.begin_ms), spell.end_ms or 0, spell.is_allocated)
+                for spell in spells
+            ]
+            parts = [part for part in parts if part[2] < part[3]]
             if parts and all(part in refunded for part in parts):
                 for part in parts:
-                    refunded.remove(part)  # type: ignore[arg-type]
+                    refunded.remove(part)
                 self.spells = [spell for spell in self.spells if spell not in spells]
         assert not refunded, "a refund of what nobody held"
 

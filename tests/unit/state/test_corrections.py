@@ -163,6 +163,17 @@ def test_what_was_given_back_is_not_given_back_again() -> None:
     assert used(story, 2 * HOUR) == 0
 
 
+def test_what_may_be_refunded_is_not_given_back_before() -> None:
+    """A run that has yet to start may come back whole, and would come back twice."""
+    story = Story(budgets(a=1.0), nodes(1), submitted("w"))
+    story.round()
+    story.at(MINUTE)
+    assert story.tell(adjusted("x", -8 * MINUTE, 0, MINUTE)).receipts[0].status is ReceiptStatus.REJECTED
+
+    story.start("w")
+    assert story.tell(adjusted("x", -8 * MINUTE, 0, MINUTE)).receipts[0].status is ReceiptStatus.ACCEPTED
+
+
 def test_an_adjustment_fades_with_what_it_corrects() -> None:
     """Usage mode decay: all of it given back leaves nothing at any later moment."""
     story = Story(adopted(usage=UsageMode.DECAY, half_life_ms=DAY), budgets(a=1.0), nodes(1), submitted("w"))
