@@ -1,4 +1,6 @@
-"""Faults to search with: nodes lost and back, facts late and repeated, rival and dying schedulers. All from one seed.
+"""Faults to search with: nodes lost, ill, drained and back, facts late and repeated, rival and dying schedulers.
+
+All from one seed.
 
 What a fault does is what the world around a real cluster does. Commands and reports lie in topics, so they are never
 lost; they come late, and they come twice. A node that is lost is silent: it may have gone down with its runs, or it may
@@ -13,7 +15,17 @@ from heapq import heappop, heappush
 from random import Random
 
 from streamsched.model.commands import Command, Effects
-from streamsched.model.events import Event, NodeHealth, NodeHealthChanged, Record, RoundProposed, StateHashed, Tick
+from streamsched.model.events import (
+    Drain,
+    Event,
+    NodeDrainChanged,
+    NodeHealth,
+    NodeHealthChanged,
+    Record,
+    RoundProposed,
+    StateHashed,
+    Tick,
+)
 from streamsched.model.quantities import MINUTE, SECOND
 from streamsched.node.virtual_node import VirtualNode
 from streamsched.scheduling.scheduler import Scheduler
@@ -32,6 +44,8 @@ class FaultPlan:
         until_ms: Nothing new goes wrong from then on.
         outage_gap_ms: Between the beginnings of two outages, on average.
         outage_ms: How long a node is away, both ends included.
+        illness_gap_ms: Between the moments at which a node falls ill or is drained, on average.
+        illness_ms: How long it stays so, both ends included.
         late_ms: How long a report is under way, both ends included. The reports of one node keep their order.
         repeat_percent: Of the reports, how many come a second time.
         numbered: Whether reports carry their source and sequence number, as those from a topic do. Without, a repeat
@@ -41,6 +55,8 @@ class FaultPlan:
     until_ms: int
     outage_gap_ms: int = 20 * MINUTE
     outage_ms: tuple[int, int] = (1 * MINUTE, 30 * MINUTE)
+    illness_gap_ms: int = 30 * MINUTE
+    illness_ms: tuple[int, int] = (1 * MINUTE, 60 * MINUTE)
     late_ms: tuple[int, int] = (0, 5 * SECOND)
     repeat_percent: int = 10
     numbered: bool = True
@@ -66,7 +82,12 @@ class FaultyCluster(VirtualCluster):
         self._returns: list[tuple[int, str]] = []
         self._next_outage_ms: int | None = None
         self._plan_outage(since_ms)
+        #: When nodes that are ill or drained are well, and when the next one falls ill.
+        self._recoveries: list[tuple[int, str]] = []
+        self._next_illness_ms: int | None = None
+        self._plan_illness(since_ms)
         self.outages = 0
+        self.illnesses = 0
         self.repeats = 0
 
     def obey(self, commands: Sequence[Command], now_ms: int) -> None:
@@ -85,6 +106,8 @@ class FaultyCluster(VirtualCluster):
             self._under_way[0][0] if self._under_way else None,
             self._returns[0][0] if self._returns else None,
             self._next_outage_ms,
+            self._recoveries[0][0] if self._recoveries else None,
+            self._next_illness_ms,
         ]
         return min((moment for moment in moments if moment is not None), default=None)
 
@@ -94,6 +117,10 @@ class FaultyCluster(VirtualCluster):
             self._begin_outage(now_ms)
         while self._returns and self._returns[0][0] <= now_ms:
             self._end_outage(heappop(self._returns)[1], now_ms)
+        if self._next_illness_ms is not None and self._next_illness_ms <= now_ms:
+            self._begin_illness(now_ms)
+        while self._recoveries and self._recoveries[0][0] <= now_ms:
+            self._end_illness(heappop(self._recoveries)[1], now_ms)
         while (fact := super().next_fact(now_ms)) is not None:
             self._send(fact, now_ms)
         if self._under_way and self._under_way[0][0] <= now_ms:
@@ -152,6 +179,29 @@ class FaultyCluster(VirtualCluster):
             NodeHealthChanged(node=node_id, health=NodeHealth.HEALTHY), max(now_ms, self._last_arrival_ms[node_id])
         )
         self.obey(self._waiting.pop(node_id), now_ms)
+
+    def _plan_illness(self, now_ms: int) -> None:
+        illness_ms = now_ms + self._random.randint(1, 2 * self._plan.illness_gap_ms)
+        self._next_illness_ms = illness_ms if illness_ms < self._plan.until_ms else None
+
+    def _begin_illness(self, now_ms: int) -> None:
+        """Let a node say that it is ill, or an administrator drain it."""
+        self._plan_illness(now_ms)
+        node = self._random.choice(list(self.nodes))
+        drain = self._random.choice((Drain.CORDON, Drain.SOFT, Drain.HARD))
+        if node in self._silent or self._random.randrange(2):
+            self._arrive(NodeDrainChanged(node=node, drain=drain, reason="maintenance"), now_ms)
+        else:
+            fatal = drain is Drain.HARD
+            ill = NodeHealthChanged(node=node, health=NodeHealth.UNHEALTHY, reason="a slow GPU", fatal=fatal)
+            self._arrive(ill, now_ms)
+        self.illnesses += 1
+        heappush(self._recoveries, (now_ms + self._random.randint(*self._plan.illness_ms), node))
+
+    def _end_illness(self, node: str, now_ms: int) -> None:
+        self._arrive(NodeDrainChanged(node=node, drain=Drain.NONE, reason="maintenance is over"), now_ms)
+        if node not in self._silent:  # One that is silent says that it is well when it is back.
+            self._arrive(NodeHealthChanged(node=node, health=NodeHealth.HEALTHY), now_ms)
 
 
 class FaultyScheduler(Scheduler):

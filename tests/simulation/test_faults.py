@@ -101,6 +101,7 @@ def test_nothing_is_unlawful_and_everyone_is_served(seed: int, numbered: bool) -
     state, watch, cluster, scheduler = run(seed, numbered=numbered)
 
     assert cluster.outages >= 5
+    assert cluster.illnesses >= 5
     assert cluster.repeats >= 10
     assert scheduler.restarts >= 5
     assert scheduler.rival_proposals >= 5
