@@ -11,7 +11,7 @@ from typing import TypeVar
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamsched.model.events import NodeHealth, PolicyAdopted, ProposedPlacement, Record, RoundProposed
+from streamsched.model.events import PolicyAdopted, ProposedPlacement, Record, RoundProposed
 from streamsched.scheduling.decision import decide
 from streamsched.scheduling.scheduler import Scheduler
 from streamsched.state.cluster import ClusterState
@@ -199,7 +199,7 @@ def slots(state: ClusterState, pool: str, gpus_per_rank: int, stopped: tuple[str
     return sum(
         room(node, stopped).bit_count() // gpus_per_rank
         for node in state.nodes.values()
-        if node.pool == pool and node.health is NodeHealth.HEALTHY
+        if node.pool == pool and node.takes_work
     )
 
 
@@ -228,7 +228,7 @@ def assert_victims_are_needed(state: ClusterState, item: ProposedPlacement) -> N
             (
                 sum(held_gpus(state, id_) for id_ in some)
                 for node in state.nodes.values()
-                if node.pool == pool and node.health is NodeHealth.HEALTHY
+                if node.pool == pool and node.takes_work
                 for some in subsets([key[0] for key in node.held if key[0] in preemptible(state)])
                 if room(node, some).bit_count() >= workload.gpus_per_rank
             ),

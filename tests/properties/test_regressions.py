@@ -3,7 +3,7 @@
 from streamsched.model.events import (
     BudgetShare,
     BudgetTreeChanged,
-    NodeHealth,
+    Drain,
     ProposedPlacement,
     Rejected,
     ReleaseOutcome,
@@ -18,6 +18,7 @@ from tests.stories import (
     Story,
     adopted,
     budgets,
+    drained,
     holding,
     node,
     nodes,
@@ -26,7 +27,6 @@ from tests.stories import (
     submitted,
     unallocated,
 )
-from tests.stories import health as reported_health
 
 TREE = budgets(a=0.5, b=0.5)
 
@@ -93,6 +93,7 @@ class TestUse:
         """8 GPUs held for 10 days: 7 days of them count, and with a window of 1 day one day of them."""
         story = Story(TREE, node("n1"), submitted("w"))
         story.round()
+        story.start("w")
         story.at(10 * DAY).tick()
         assert story.state.budgets.root.charged_gpu_ms(10 * DAY) == 8 * 7 * DAY
         story.tell(adopted(window_ms=DAY))
@@ -174,10 +175,12 @@ class TestPreemption:
     """Nobody is stopped for nothing."""
 
     def test_no_victim_on_a_node_that_takes_no_work(self) -> None:
-        """A run on an unhealthy node makes no room: stopping it would void the item, again and again."""
+        """A run on a cordoned node makes no room: stopping it would void the item, again and again."""
         story = Story(TREE, nodes(2), unallocated("u1"), unallocated("u2"))
         story.round()
-        story.tell(reported_health("n1", NodeHealth.UNHEALTHY), submitted("w"))
+        story.start("u1")
+        story.start("u2")
+        story.tell(drained("n1", Drain.CORDON), submitted("w"))
         story.round()
         assert story.state.void == {}
         assert story.phase("w") == "planned"
@@ -185,14 +188,15 @@ class TestPreemption:
         assert run is not None
         assert set(run.awaited) == {"n2"}
 
-    def test_a_gang_victim_offers_no_gpus_on_an_unhealthy_node(self) -> None:
-        """The gang u sits on both; its half on the healthy node is enough for one rank of w and not for two."""
+    def test_a_gang_victim_offers_no_gpus_on_a_cordoned_node(self) -> None:
+        """The gang u sits on both; its half on the node in use is enough for one rank of w and not for two."""
         story = Story(TREE, nodes(3), unallocated("u", ranks=2))
         story.round()
         sits = story.state.workloads["u"].run
         assert sits is not None
         held, other = sorted(sits.held)
-        story.tell(reported_health(other, NodeHealth.UNHEALTHY), submitted("w", ranks=2))
+        story.start("u")
+        story.tell(drained(other, Drain.CORDON), submitted("w", ranks=2))
         story.round()
         assert story.state.void == {}
         assert story.phase("w") == "planned"
