@@ -504,7 +504,7 @@ class ShareLine(Value):
 
     Attributes:
         budget: The vertex of the tree.
-        siblings: How many children of its parent had something to place; it was the first of them.
+        siblings: How many children its parent has; it was the first of those for which something could be done.
     """
 
     budget: BudgetId

@@ -310,7 +310,7 @@ def share_in_words(line: ShareLine) -> str:
     """Return one level of a comparison: whose ratio, and how many siblings it was before."""
     used = line.charged_gpu_ms + line.committed_gpu_ms
     ratio = f"{used / line.entitled_gpu_ms:.3f}" if line.entitled_gpu_ms else "no share"
-    among = f"was first of {line.siblings}" if line.siblings > 1 else "was alone"
+    among = f"went first of {line.siblings}" if line.siblings > 1 else "is alone"
     return f"{line.budget} at {ratio} {among}"
 
 

@@ -17,7 +17,7 @@ from streamsched.scheduling.draft import Draft, is_short
 from streamsched.scheduling.fair_share import Turns
 from streamsched.scheduling.guard import Offer, guard_of, offers_to, reserved, stand
 from streamsched.scheduling.placement import place
-from streamsched.scheduling.preemption import displace, preempt
+from streamsched.scheduling.preemption import Shortage, displace, preempt
 from streamsched.scheduling.reservation import promise, spans_nodes
 from streamsched.state.disruption import DisruptionBudget
 
@@ -84,6 +84,8 @@ class _Decision:
     seated: set[str] = field(default_factory=set)
     #: When a preemption that came too soon after others may be tried again.
     retries_ms: list[int] = field(default_factory=list)
+    #: By how many ranks each way to seat the candidate of this turn failed.
+    shortages: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.draft = Draft(self.state)
@@ -109,7 +111,7 @@ class _Decision:
         if found is None:
             offers = [Offer(leaf, runs, reserved(draft, workload.budget, leaf)) for leaf, runs in self._on(pool, nodes)]
             preempted = preempt(draft, drafted, ranks, size, nodes, offers, affordable=lambda _: True)
-            if preempted is None:
+            if isinstance(preempted, Shortage):
                 return
             found = _Found(preempted.seats, preempted.victims, preempted.over_cap)
         self.seated.add(workload.id)
@@ -132,7 +134,7 @@ class _Decision:
                 charged_gpu_ms=standing.charged,
                 committed_gpu_ms=standing.committed,
                 entitled_gpu_ms=standing.entitled,
-                siblings=1,
+                siblings=max(1, len(budget.parent.children) if budget.parent is not None else 1),
             )
             for budget in reversed(leaf.path[:-1])
             for standing in (stand(self.draft, budget),)
@@ -254,6 +256,7 @@ class _Decision:
             displaced = displace(state, pool, ranks, gpus_per_rank, nodes)
             if displaced is not None:
                 return _Found(*displaced)
+        self.shortages.clear()
         if self.memory is not None:
             self.memory.looks += 1
         waited_ms = draft.now_ms - workload.queued_ms
@@ -275,6 +278,7 @@ class _Decision:
                 until_ms=self._waits_until(workload, patience_ms, reserves=reserves),
                 guard_gpu_ms=self._guard(workload, pools) if is_patient or asks else None,
                 promised_to_none=asks,
+                missing=min(self.shortages, default=0),
             )
         return None
 
@@ -297,9 +301,11 @@ class _Decision:
         state, draft = self.state, self.draft
         size, ranks = workload.gpus_per_rank, workload.ranks
         if not state.unprotected or pool.takeable.slots_on(size, nodes) < ranks:
+            self.shortages.append(ranks - pool.takeable.slots_on(size, nodes))
             return None
         offers = offers_to(draft, workload, guard_of(draft, workload, state.policy.rate_of(pool.pool.id)))
         if not offers:
+            self.shortages.append(ranks - pool.reclaimable.slots_on(size, nodes))
             return None
         bucket = state.disruption.get(pool.pool.id) or DisruptionBudget()
         spent = draft.preempted.get(pool.pool.id, 0)
@@ -314,7 +320,8 @@ class _Decision:
             return False
 
         preempted = preempt(draft, pool, ranks, size, nodes, offers, affordable=is_affordable)
-        if preempted is None:
+        if isinstance(preempted, Shortage):
+            self.shortages.append(preempted.ranks)
             return None
         draft.preempted[pool.pool.id] = spent + preempted.allocated_gpus
         return _Found(preempted.seats, preempted.victims, preempted.over_cap)
@@ -328,7 +335,8 @@ class _Decision:
             nodes &= ~kept
         nodes &= ~self._promised(pool.pool)
         promised = promise(draft, pool.pool, workload, nodes)
-        if promised is None:
+        if isinstance(promised, Shortage):
+            self.shortages.append(promised.ranks)
             return False
         mask = 0
         for id_ in promised.nodes:

@@ -133,7 +133,7 @@ class Turns:
                     charged_gpu_ms=used[0],
                     committed_gpu_ms=used[1],
                     entitled_gpu_ms=used[2],
-                    siblings=len(children),
+                    siblings=max(1, len(budget.parent.children) if budget.parent is not None else 1),
                 )
             )
         taken = self._draft.taken

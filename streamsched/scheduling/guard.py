@@ -145,11 +145,15 @@ def stand(draft: Draft, budget: Budget) -> Standing:
 
 
 def _below_common_ancestor(one: Budget, other: Budget) -> tuple[Budget, Budget]:
-    """Return the children of the lowest common ancestor towards two different leaves."""
-    for mine, theirs in zip(reversed(one.path), reversed(other.path), strict=False):
-        if mine is not theirs:
-            return mine, theirs
-    raise AssertionError(f"{one.id} and {other.id} are not two leaves")
+    """Return the children of the lowest common ancestor towards two different leaves; they stay what they are."""
+    known = one.forks.get(other)
+    if known is None:
+        known = one.forks[other] = next(
+            (mine, theirs)
+            for mine, theirs in zip(reversed(one.path), reversed(other.path), strict=False)
+            if mine is not theirs
+        )
+    return known
 
 
 def _of_own_leaf(draft: Draft, leaf: Budget) -> Comparison:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from streamsched.model.policy import Order, UsageMode
 from streamsched.scheduling.guard import refusal_of
+from streamsched.state.inventory import MAX_GPUS
 
 if TYPE_CHECKING:
     from streamsched.scheduling.draft import Draft
@@ -35,6 +36,7 @@ class _Blocked:
     """Why a candidate was not seated, as far as it must change before it can be."""
 
     epoch: _Epoch
+    #: So many times must a node offer more before there can be room.
     gains: int
     at_ms: int
     jumped: int
@@ -78,7 +80,7 @@ class Memory:
             moved = state.budgets.jumped_gpu_ms + draft.jumped_gpu_ms - blocked.jumped
             if moved + blocked.rate * (draft.now_ms - blocked.at_ms) >= blocked.slack_gpu_ms:
                 return False
-        if blocked.gains == state.inventory.gains:
+        if state.inventory.gains < blocked.gains:
             return True
         # Something came free. While only unallocated work may be stopped, the numbers of GPUs say whether it helps.
         if blocked.refused is None:
@@ -100,6 +102,7 @@ class Memory:
         until_ms: int | None,
         guard_gpu_ms: int | None,
         promised_to_none: bool,
+        missing: int,
     ) -> None:
         """Note that a candidate was looked at in vain, with nothing given away before in this decision.
 
@@ -109,6 +112,7 @@ class Memory:
             until_ms: When its own wait lets something else be tried.
             guard_gpu_ms: The guard it was compared with; None when it was not compared with anybody.
             promised_to_none: Whether it asked for a reservation, and too few nodes could be had.
+            missing: For how many of its ranks at least there was no place, whoever would have been stopped.
         """
         state = draft.state
         policy = state.policy
@@ -136,7 +140,7 @@ class Memory:
         fading = (guard_gpu_ms or 0) // left_ms if left_ms > 0 else 0
         self._blocked[workload.id] = _Blocked(
             epoch=_epoch(state),
-            gains=state.inventory.gains,
+            gains=state.inventory.gains + max(1, -(-missing // (MAX_GPUS // workload.gpus_per_rank))),
             at_ms=draft.now_ms,
             jumped=state.budgets.jumped_gpu_ms,
             until_ms=until_ms,

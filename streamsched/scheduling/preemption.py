@@ -51,6 +51,12 @@ def displace(
     return search.seats(ranks), search.victims()
 
 
+class Shortage(NamedTuple):
+    """How many ranks of a gang have no place, whoever is stopped; 0 when it is not for want of places."""
+
+    ranks: int
+
+
 class Preemption(NamedTuple):
     """A gang's seats, and everybody who is stopped for it."""
 
@@ -69,8 +75,8 @@ def preempt(
     offers: Sequence[Offer],
     *,
     affordable: Callable[[int], bool],
-) -> Preemption | None:
-    """Seat a gang where allocated runs past their protection make room too, and take it; None when it does not fit.
+) -> Preemption | Shortage:
+    """Seat a gang where allocated runs past their protection make room too, and take it; or say what is missing.
 
     Leaf by leaf, the most over-served first, their runs are added to what may be stopped, until the whole gang fits:
     that spares the leaf that is least over-served. A later leaf is let in only when the victims are too many otherwise.
@@ -124,8 +130,10 @@ def preempt(
             best = search
         if best.allocated_gpus <= cap:
             break
-    if best is None or not affordable(best.allocated_gpus):
-        return None
+    if best is None:
+        return Shortage(ranks - slots)
+    if not affordable(best.allocated_gpus):
+        return Shortage(0)
     over_cap = best.allocated_gpus > cap
     return Preemption(best.seats(ranks), best.victims(reasons), best.allocated_gpus, over_cap)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from streamsched.scheduling.guard import compare
+from streamsched.scheduling.preemption import Shortage
 from streamsched.state.workloads import Phase
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ def spans_nodes(pool: Pool, ranks: int, gpus_per_rank: int) -> bool:
     return ranks > largest // gpus_per_rank
 
 
-def promise(draft: Draft, pool: Pool, claimant: Workload, nodes: int) -> Promise | None:
-    """Return the earliest promise that can be made to a claimant; None when too few nodes can be had at all.
+def promise(draft: Draft, pool: Pool, claimant: Workload, nodes: int) -> Promise | Shortage:
+    """Return the earliest promise that can be made to a claimant; a shortage when too few nodes can be had at all.
 
     Args:
         draft: The decision in the making.
@@ -70,7 +71,7 @@ def promise(draft: Draft, pool: Pool, claimant: Workload, nodes: int) -> Promise
         if seated >= claimant.ranks:
             break
     else:
-        return None
+        return Shortage(claimant.ranks - seated)
     in_time = [clearing for clearing in clearings if clearing.at_ms <= start_ms]
     in_time.sort(key=lambda clearing: (clearing.evicted_gpus * claimant.gpus // clearing.ranks, clearing[:3]))
     chosen: list[_Clearing] = []

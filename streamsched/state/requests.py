@@ -158,6 +158,8 @@ def reprioritize(state: ClusterState, fact: WorkloadReprioritized) -> None:
         backlog.remove(workload)
         workload.priority = fact.priority
         backlog.add(workload)
+    elif workload.run is not None:
+        state.matured += 1  # Others of its leaf may, or may no longer, have it stopped.
     workload.priority = fact.priority
     state.touch(workload)
     _answer(state, fact, ReceiptStatus.ACCEPTED)

@@ -42,7 +42,8 @@ def bind(state: ClusterState, workload: Workload, run: Run) -> None:
     leader = run.seats[0].node
     for node_id, mask in run.held.items():
         node = inventory.nodes[node_id]
-        node.claims.pop(key, None)
+        if node.claims.pop(key, None) is not None:
+            inventory.gains += 1  # What is claimed cannot be promised to a third; what is held can.
         node.held[key] = mask
         if not allocated:
             node.preemptible[key] = mask

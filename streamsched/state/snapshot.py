@@ -223,6 +223,9 @@ def _tree_in(tree: BudgetTree, fields: dict[str, Any], items: list[dict[str, Any
     tree.closed_in_use = [budgets[position] for position in fields["closed_in_use"]]
     tree.changes = deque((when, budgets[leaf], gpus, charged) for when, leaf, gpus, charged in fields["changes"])
     tree.capacity_units, integral, tree.capacity_as_of_ms = fields["capacity"]
+    tree.peak_units = max(
+        tree.capacity_units, fields["trailing"][0], *(units for _, units in fields["capacity_changes"])
+    )
     tree.capacity_integral = int(integral)
     tree.trailing_gpus, integral, tree.trailing_as_of_ms = fields["trailing"]
     tree.trailing_integral = int(integral)

@@ -76,6 +76,7 @@ class Budget:
         "fading_charged",
         "fading_quota",
         "fading_uncharged",
+        "forks",
         "fraction_nano",
         "id",
         "managers",
@@ -95,6 +96,8 @@ class Budget:
         self.children: dict[str, Budget] = {}
         #: From here to the root.
         self.path: tuple[Budget, ...] = (self, *(parent.path if parent else ()))
+        #: By other leaf: the children of the lowest common ancestor towards here and towards there, once looked up.
+        self.forks: dict[Budget, tuple[Budget, Budget]] = {}
         self.fraction_nano = 0
         #: Its share of the cluster.
         self.quota_nano = 0
@@ -455,6 +458,8 @@ class BudgetTree:
         self._set_quotas(now_ms)
         lost.extend(self.by_id[id_] for id_ in sorted(leaves_before) if self.by_id[id_].children)
         self.forget_closed()
+        for budget in self.by_id.values():
+            budget.forks.clear()
         return lost
 
     def forget_closed(self) -> None:
