@@ -1,13 +1,14 @@
-"""Moments and durations as people type them."""
+"""Moments, durations and GPU-time as people type them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from fractions import Fraction
 
 import typer
 
-from streamsched.model.quantities import parse_duration
+from streamsched.model.quantities import HOUR, parse_duration
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -61,6 +62,18 @@ def _instant_ms(text: str) -> int | None:
     except ValueError:
         return None
     return None if moment.tzinfo is None else max(0, (moment - _EPOCH) // timedelta(milliseconds=1))
+
+
+def gpu_ms(text: str, option: str) -> int:
+    """Read GPU-hours such as ``-2.5``, given with `option`, as GPU-milliseconds.
+
+    Raises:
+        BadParameter: It is no number; the message names the option.
+    """
+    try:
+        return round(Fraction(text) * HOUR)
+    except (ValueError, ZeroDivisionError):
+        raise typer.BadParameter(f"{text!r} is no number; write GPU-hours such as -2.5.", param_hint=option) from None
 
 
 def duration_ms(text: str, option: str) -> int:

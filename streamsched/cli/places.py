@@ -19,7 +19,7 @@ from streamsched.client.requests import cancellation
 from streamsched.errors import RequestError
 from streamsched.ledgers.opening import open_ledger
 from streamsched.model.commands import Receipt
-from streamsched.model.events import BudgetTreeChanged, NodeDrainChanged, RunExtended, WorkloadSubmitted
+from streamsched.model.events import BudgetTreeChanged, NodeDrainChanged, RunExtended, UsageAdjusted, WorkloadSubmitted
 from streamsched.model.ledger import Ledger
 from streamsched.replay import answers
 from streamsched.replay.answers import Explanation, JobFilter, Jobs, Nodes, Shares
@@ -33,7 +33,7 @@ LEDGER_TOPIC = "ledger.v1"
 UP_LEDGER = "ledger.sqlite"
 
 #: What administrators ask for, and whoever sits at a session.
-Request = BudgetTreeChanged | RunExtended | NodeDrainChanged
+Request = BudgetTreeChanged | UsageAdjusted | RunExtended | NodeDrainChanged
 
 _KAFKA = re.compile(r"kafka://(?P<bootstrap>[^/\s]+:\d+)(?:/(?P<prefix>[A-Za-z0-9._-]*))?")
 
@@ -50,7 +50,7 @@ class Place(Protocol):
         ...
 
     def control(self, event: Request) -> Receipt:
-        """Change the budget tree, a session's protection, or whether a node is used."""
+        """Change the budget tree, what was charged, a session's protection, or whether a node is used."""
         ...
 
     def jobs(self, wanted: JobFilter) -> Jobs:

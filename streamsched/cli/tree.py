@@ -527,6 +527,48 @@ def budgets_apply(
     _settled(place.control(event), f"budget tree of {len(tree)} budgets (change {event.change})", as_json)
 
 
+@budgets_app.command("adjust")
+def budgets_adjust(
+    budget: Annotated[str, typer.Argument(help="The leaf.")],
+    gpu_hours: Annotated[
+        str, typer.Option(metavar="NUMBER", help="What it is charged besides; negative where it is given back.")
+    ],
+    since: Annotated[str, typer.Option(metavar="TIME", help="The interval begins then; a time with its offset.")],
+    until: Annotated[str, typer.Option(metavar="TIME", help="And ends then.")],
+    reason: Annotated[str, typer.Option(help="Why; it is kept in the ledger.")],
+    workload: Annotated[str | None, typer.Option(help="The workload it is about.")] = None,
+    adjustment: Annotated[str | None, typer.Option(help="Its id; the same id twice is one adjustment.")] = None,
+    actor: Annotated[str | None, typer.Option(help="Who adjusts it.")] = None,
+    to: To = DEFAULT_PLACE,
+    as_json: AsJson = False,
+) -> None:
+    """Correct what a leaf was charged over an interval that has passed. What was recorded stays as it is.
+
+    The correction is spread evenly over the interval and leaves the window with it. No more can be given back than was
+    charged at any moment of it.
+
+    Example: `streamsched budgets adjust research/llama --gpu-hours=-16 --since 2026-11-30T09:00Z --until
+    2026-11-30T11:00Z --reason "node-7 hung"`
+    """
+    from streamsched.cli.moments import gpu_ms, instant_ms
+    from streamsched.client.requests import checked, new_id
+    from streamsched.model.events import UsageAdjusted
+
+    fields = {
+        "adjustment": adjustment or new_id(),
+        "budget": budget,
+        "workload": workload,
+        "gpu_ms": gpu_ms(gpu_hours, "--gpu-hours"),
+        "from_ms": instant_ms(since, "--since"),
+        "to_ms": instant_ms(until, "--until"),
+        "reason": reason,
+        "actor": actor,
+        "corr": new_id(),
+    }
+    event = checked(UsageAdjusted, fields)
+    _settled(_place(to).control(event), f"{gpu_hours} GPU-hours for {budget} (adjustment {event.adjustment})", as_json)
+
+
 # --- look back --------------------------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from streamsched.model.events import (
     NodeDrainChanged,
     PolicyAdopted,
     RunExtended,
+    UsageAdjusted,
     WorkloadCancelled,
     WorkloadReprioritized,
     WorkloadSubmitted,
@@ -26,7 +27,9 @@ from streamsched.replay.answers import Explanation, JobFilter, Jobs, Nodes, Shar
 A = TypeVar("A", bound=BaseModel)
 
 #: What is sent to ``/v1/events``: everything that is no submission and no cancellation.
-ControlEvent = BudgetTreeChanged | PolicyAdopted | WorkloadReprioritized | RunExtended | NodeDrainChanged
+ControlEvent = (
+    BudgetTreeChanged | UsageAdjusted | PolicyAdopted | WorkloadReprioritized | RunExtended | NodeDrainChanged
+)
 
 
 class Health(BaseModel):

@@ -23,6 +23,7 @@ from streamsched.model.events import (
     BudgetTreeChanged,
     NodeDrainChanged,
     RunExtended,
+    UsageAdjusted,
     WorkloadCancelled,
     WorkloadReprioritized,
     WorkloadSubmitted,
@@ -37,7 +38,13 @@ RECEIPT_SECONDS = 30.0
 CONTROL_KEY = b"cluster"
 
 Request = (
-    WorkloadSubmitted | WorkloadCancelled | WorkloadReprioritized | RunExtended | BudgetTreeChanged | NodeDrainChanged
+    WorkloadSubmitted
+    | WorkloadCancelled
+    | WorkloadReprioritized
+    | RunExtended
+    | BudgetTreeChanged
+    | UsageAdjusted
+    | NodeDrainChanged
 )
 
 
@@ -100,7 +107,7 @@ class KafkaClient:
         if request.corr is None:
             request = request.model_copy(update={"corr": new_id()})
         corr = request.corr or ""
-        if isinstance(request, BudgetTreeChanged | NodeDrainChanged):
+        if isinstance(request, BudgetTreeChanged | UsageAdjusted | NodeDrainChanged):
             topic, key = "control.v1", CONTROL_KEY
         else:
             topic, key = "workloads.v1", request.workload.encode()

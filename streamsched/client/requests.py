@@ -19,6 +19,7 @@ from streamsched.model.events import (
     BudgetTreeChanged,
     NodeDrainChanged,
     RunExtended,
+    UsageAdjusted,
     WorkloadCancelled,
     WorkloadReprioritized,
     WorkloadSubmitted,
@@ -32,6 +33,7 @@ E = TypeVar(
     WorkloadReprioritized,
     RunExtended,
     BudgetTreeChanged,
+    UsageAdjusted,
     NodeDrainChanged,
 )
 

@@ -9,7 +9,7 @@ import typer
 
 from streamsched.cli.budget_files import parse_budgets, read_budgets
 from streamsched.cli.fleets import parse_fleets
-from streamsched.cli.moments import Moment, duration_ms, instant_ms, parse_moment
+from streamsched.cli.moments import Moment, duration_ms, gpu_ms, instant_ms, parse_moment
 from streamsched.errors import RequestError
 from streamsched.model.events import BudgetShare
 
@@ -75,6 +75,14 @@ def test_b28_a_local_time_is_no_instant() -> None:
     first, second = instant_ms("2026-10-25T02:30+02:00", "-"), instant_ms("2026-10-25T02:30+01:00", "-")
     assert second - first == 3_600_000
     assert first == instant_ms("2026-10-25T00:30Z", "-") == 1_792_888_200_000
+
+
+def test_gpu_hours_are_read_exactly() -> None:
+    """A tenth is a tenth, and what is no number is told."""
+    assert [gpu_ms(text, "--gpu-hours") for text in ("-2.5", "0.1", "1/3")] == [-9_000_000, 360_000, 1_200_000]
+    for text in ("much", "nan", "1/0"):
+        with pytest.raises(typer.BadParameter, match="is no number; write GPU-hours"):
+            gpu_ms(text, "--gpu-hours")
 
 
 def test_a_tree_is_read_from_options() -> None:

@@ -258,7 +258,7 @@ def test_version(run: Run) -> None:
     "command",
     [
         "up", "serve", "demo", "submit", "cancel", "jobs", "explain", "shares", "nodes", "replay", "archive",
-        "budgets apply", "topics apply", "topics check", "node virtual",
+        "budgets apply", "budgets adjust", "topics apply", "topics check", "node virtual",
     ],
 )  # fmt: skip
 def test_every_command_has_an_example(run: Run, command: str) -> None:
