@@ -19,6 +19,7 @@ from streamsched.scheduling.fair_share import comes_before, standing
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from streamsched.model.policy import Policy
     from streamsched.scheduling.draft import Draft
     from streamsched.scheduling.fair_share import Standing
     from streamsched.state.inventory import RunKey
@@ -27,11 +28,28 @@ if TYPE_CHECKING:
 
 
 class Offer(NamedTuple):
-    """The runs of one leaf that a claimant may stop, and why."""
+    """The runs of one leaf that a claimant may stop, and by what rule."""
 
     leaf: Budget
     runs: dict[RunKey, Workload]
-    because: Comparison
+    rule: TakeRule
+    guard_gpu_ms: int = 0
+
+    def because(self, draft: Draft, claimant: Budget) -> Comparison:
+        """Return the comparison with the numbers as they are now; what is reserved or of the own leaf asks none."""
+        ours, theirs = (claimant, claimant) if self.leaf is claimant else _below_common_ancestor(claimant, self.leaf)
+        mine, other = stand(draft, ours), stand(draft, theirs)
+        return Comparison(
+            rule=self.rule,
+            claimant=ours.id,
+            claimant_used_gpu_ms=mine.used,
+            claimant_entitled_gpu_ms=mine.entitled,
+            victim=theirs.id,
+            victim_used_gpu_ms=other.used,
+            victim_entitled_gpu_ms=other.entitled,
+            guard_gpu_ms=self.guard_gpu_ms,
+            protected_until_ms=0,
+        )
 
 
 def guard_of(draft: Draft, claimant: Workload, rate: int) -> int:
@@ -45,12 +63,30 @@ def guard_of(draft: Draft, claimant: Workload, rate: int) -> int:
         return 0
     if policy.usage is UsageMode.INSTANT:
         return claimant.budget.held_for_instant(claimant.gpus * rate)
-    whole = claimant.gpus * rate * max(claimant.effective_min_ms, policy.guard_floor_ms)
+    whole = _whole_guard(policy, claimant, rate)
     fades_over_ms = policy.guard_relaxation_ms
     if fades_over_ms is None:
         return whole
     left_ms = fades_over_ms - (draft.now_ms - claimant.queued_ms)
     return -(-whole * left_ms // fades_over_ms) if left_ms > 0 else 0
+
+
+def _whole_guard(policy: Policy, claimant: Workload, rate: int) -> int:
+    return claimant.gpus * rate * max(claimant.effective_min_ms, policy.guard_floor_ms)
+
+
+def passes_after_ms(policy: Policy, claimant: Workload, rate: int, because: Comparison) -> int | None:
+    """Return after which wait the guard no longer keeps a claimant from a victim, ratios being as they were compared.
+
+    The guard may be no more than what lifts the claimant to the victim's ratio. None when it never fades that far.
+    """
+    most = because.victim_used_gpu_ms * because.claimant_entitled_gpu_ms // because.victim_entitled_gpu_ms
+    most -= because.claimant_used_gpu_ms
+    whole = _whole_guard(policy, claimant, rate)
+    fades_over_ms = policy.guard_relaxation_ms
+    if fades_over_ms is None or policy.usage is UsageMode.INSTANT or not whole or most < 0:
+        return None
+    return max(0, fades_over_ms - most * fades_over_ms // whole)
 
 
 def offers_to(draft: Draft, claimant: Workload, guard_gpu_ms: int) -> list[Offer]:
@@ -59,51 +95,49 @@ def offers_to(draft: Draft, claimant: Workload, guard_gpu_ms: int) -> list[Offer
     The order is the walk of the tree, mirrored, so that whoever is stopped cannot turn round and stop somebody who
     stands even worse.
     """
-    open_runs = draft.state.unprotected
+    instant = draft.state.policy.usage is UsageMode.INSTANT
     offers: dict[Budget, Offer] = {}
-    for leaf, runs in open_runs.items():
+    for leaf, runs in draft.state.unprotected.items():
         if leaf is claimant.budget:
             below = {key: run for key, run in runs.items() if run.priority < claimant.priority}
             if below:
-                offers[leaf] = Offer(leaf, below, _of_own_leaf(draft, leaf))
-        else:
-            because = compare(draft, claimant.budget, leaf, guard_gpu_ms)
-            if because is None:
-                continue
-            fair = runs
-            if draft.state.policy.usage is UsageMode.INSTANT:
-                fair = {key: run for key, run in runs.items() if _is_fair_after(because, run)}
+                offers[leaf] = Offer(leaf, below, TakeRule.PRIORITY)
+        elif may_take_from(draft, claimant.budget, leaf, guard_gpu_ms):
+            fair = _fair_after(draft, claimant.budget, leaf, runs, guard_gpu_ms) if instant else runs
             if fair:
-                offers[leaf] = Offer(leaf, fair, because)
+                offers[leaf] = Offer(leaf, fair, TakeRule.FAIR_SHARE, guard_gpu_ms)
     return [offers[leaf] for leaf in _most_served_first(draft, offers)] if len(offers) > 1 else list(offers.values())
 
 
-def compare(draft: Draft, claimant: Budget, victim: Budget, guard_gpu_ms: int) -> Comparison | None:
-    """Return why a leaf may take from another past its protection; None when it may not."""
+def may_take_from(draft: Draft, claimant: Budget, victim: Budget, guard_gpu_ms: int) -> bool:
+    """Whether a leaf may take from another past its protection."""
     ours, theirs = _below_common_ancestor(claimant, victim)
     mine, other = stand(draft, ours), stand(draft, theirs)
     if not may_take(mine, other, guard_gpu_ms):
-        return None
-    if draft.state.policy.victim_under_budget is VictimUnderBudget.FORBID and other.used <= other.entitled:
-        return None
-    return _comparison(TakeRule.FAIR_SHARE, ours, mine, theirs, other, guard_gpu_ms)
+        return False
+    forbids = draft.state.policy.victim_under_budget is VictimUnderBudget.FORBID
+    return not (forbids and other.used <= other.entitled)
 
 
-def _is_fair_after(because: Comparison, victim: Workload) -> bool:
-    """Whether a preemption is fair where usage is what is held now, so that the end of a run changes who stands where.
+def _fair_after(
+    draft: Draft, claimant: Budget, victim: Budget, runs: dict[RunKey, Workload], guard_gpu_ms: int
+) -> dict[RunKey, Workload]:
+    """Return the runs that may be taken where usage is what is held now, so that an end changes who stands where.
 
     The claimant may then be no further ahead than the victim is left; or else it stays within its quota, and takes from
     one that is above its own.
     """
-    run = victim.run
-    freed = 0 if run is None else victim.budget.held_for_instant(run.units)
-    after = because.claimant_used_gpu_ms + because.guard_gpu_ms
-    left = because.victim_used_gpu_ms - freed
-    if because.victim_entitled_gpu_ms == 0 or (
-        after * because.victim_entitled_gpu_ms <= left * because.claimant_entitled_gpu_ms
-    ):
-        return True
-    return after <= because.claimant_entitled_gpu_ms and because.victim_used_gpu_ms > because.victim_entitled_gpu_ms
+    ours, theirs = _below_common_ancestor(claimant, victim)
+    mine, other = stand(draft, ours), stand(draft, theirs)
+    after = mine.used + guard_gpu_ms
+    if other.entitled == 0 or (after <= mine.entitled and other.used > other.entitled):
+        return runs
+    fair: dict[RunKey, Workload] = {}
+    for key, workload in runs.items():
+        freed = victim.held_for_instant(workload.run.units) if workload.run is not None else 0
+        if after * other.entitled <= (other.used - freed) * mine.entitled:
+            fair[key] = workload
+    return fair
 
 
 def may_take(mine: Standing, other: Standing, guard_gpu_ms: int) -> bool:
@@ -126,7 +160,7 @@ def refusal_of(draft: Draft, claimant: Budget, victim: Budget, guard_gpu_ms: int
     """
     ours, theirs = _below_common_ancestor(claimant, victim)
     mine, other = stand(draft, ours), stand(draft, theirs)
-    if compare(draft, claimant, victim, guard_gpu_ms) is not None:
+    if may_take_from(draft, claimant, victim, guard_gpu_ms):
         return None
     ahead = (mine.used + guard_gpu_ms) * other.entitled - other.used * mine.entitled
     if ahead > 0:
@@ -154,33 +188,6 @@ def _below_common_ancestor(one: Budget, other: Budget) -> tuple[Budget, Budget]:
             if mine is not theirs
         )
     return known
-
-
-def _of_own_leaf(draft: Draft, leaf: Budget) -> Comparison:
-    mine = stand(draft, leaf)
-    return _comparison(TakeRule.PRIORITY, leaf, mine, leaf, mine, 0)
-
-
-def reserved(draft: Draft, claimant: Budget, victim: Budget) -> Comparison:
-    """Return the comparison of a run that was promised: the numbers as they are now, which decide nothing."""
-    ours, theirs = (claimant, victim) if claimant is victim else _below_common_ancestor(claimant, victim)
-    return _comparison(TakeRule.RESERVATION, ours, stand(draft, ours), theirs, stand(draft, theirs), 0)
-
-
-def _comparison(
-    rule: TakeRule, ours: Budget, mine: Standing, theirs: Budget, other: Standing, guard_gpu_ms: int
-) -> Comparison:
-    return Comparison(
-        rule=rule,
-        claimant=ours.id,
-        claimant_used_gpu_ms=mine.used,
-        claimant_entitled_gpu_ms=mine.entitled,
-        victim=theirs.id,
-        victim_used_gpu_ms=other.used,
-        victim_entitled_gpu_ms=other.entitled,
-        guard_gpu_ms=guard_gpu_ms,
-        protected_until_ms=0,
-    )
 
 
 def _most_served_first(draft: Draft, leaves: Collection[Budget]) -> list[Budget]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from streamsched.scheduling.guard import compare
+from streamsched.scheduling.guard import may_take_from
 from streamsched.scheduling.preemption import Shortage
 from streamsched.state.workloads import Phase
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from streamsched.scheduling.draft import Draft
     from streamsched.state.inventory import Node, Pool
     from streamsched.state.usage import Budget
-    from streamsched.state.workloads import Workload
+    from streamsched.state.workloads import Run, Workload
 
 
 class Promise(NamedTuple):
@@ -46,21 +46,29 @@ def spans_nodes(pool: Pool, ranks: int, gpus_per_rank: int) -> bool:
     return ranks > largest // gpus_per_rank
 
 
-def promise(draft: Draft, pool: Pool, claimant: Workload, nodes: int) -> Promise | Shortage:
+def promise(
+    draft: Draft, pool: Pool, claimant: Workload, nodes: int, guard_gpu_ms: int | None = 0
+) -> Promise | Shortage:
     """Return the earliest promise that can be made to a claimant; a shortage when too few nodes can be had at all.
+
+    A gang of one node is promised nothing, but the same arithmetic says when it could start. Of its own leaf it takes
+    from lower priority only, as it would then.
 
     Args:
         draft: The decision in the making.
         pool: Where to look.
-        claimant: A gang that needs more than one node.
+        claimant: Who waits.
         nodes: The nodes that may be used, as bits.
+        guard_gpu_ms: What the guard adds when leaves are compared: nothing for a reservation. None compares nobody, as
+            if the claimant came before everybody in the order.
     """
-    rights: dict[Budget, bool] = {}
+    spans = spans_nodes(pool, claimant.ranks, claimant.gpus_per_rank)
+    rights: dict[Budget, bool] = {claimant.budget: spans or guard_gpu_ms is None}
     clearings: list[_Clearing] = []
     while nodes:
         bit = nodes & -nodes
         nodes ^= bit
-        clearing = _clearing(draft, claimant, pool.nodes[bit.bit_length() - 1], rights)
+        clearing = _clearing(draft, claimant, pool.nodes[bit.bit_length() - 1], rights, guard_gpu_ms)
         if clearing is not None:
             clearings.append(clearing)
     clearings.sort()
@@ -87,8 +95,10 @@ def promise(draft: Draft, pool: Pool, claimant: Workload, nodes: int) -> Promise
     )
 
 
-def _clearing(draft: Draft, claimant: Workload, node: Node, rights: dict[Budget, bool]) -> _Clearing | None:
-    """Return when a node has room for as many ranks as it can ever hold beside what may not be taken."""
+def _clearing(
+    draft: Draft, claimant: Workload, node: Node, rights: dict[Budget, bool], guard_gpu_ms: int | None
+) -> _Clearing | None:
+    """Return when a node has room for all the ranks it can ever hold beside what may not be taken, or all there are."""
     size = claimant.gpus_per_rank
     if node.claims:
         return None
@@ -97,14 +107,14 @@ def _clearing(draft: Draft, claimant: Workload, node: Node, rights: dict[Budget,
     for key, mask in node.held.items():
         workload = draft.state.workloads[key[0]]
         gpus = mask.bit_count()
-        at_ms = _leaves_at(draft, claimant, workload, rights)
+        at_ms = _leaves_at(draft, claimant, workload, rights, guard_gpu_ms)
         free -= gpus
         if at_ms is not None:
             going.append((at_ms, workload.gpus if workload.is_allocated else 0, gpus))
     for mask in node.orphans.values():
         free -= mask.bit_count()
         going.append((draft.now_ms, 0, mask.bit_count()))
-    ranks = (free + sum(gpus for _, _, gpus in going)) // size
+    ranks = min((free + sum(gpus for _, _, gpus in going)) // size, claimant.ranks)
     if not ranks:
         return None
     at_ms, evicted = draft.now_ms, 0
@@ -117,7 +127,9 @@ def _clearing(draft: Draft, claimant: Workload, node: Node, rights: dict[Budget,
     return _Clearing(at_ms, evicted, node.index, ranks, node)
 
 
-def _leaves_at(draft: Draft, claimant: Workload, workload: Workload, rights: dict[Budget, bool]) -> int | None:
+def _leaves_at(
+    draft: Draft, claimant: Workload, workload: Workload, rights: dict[Budget, bool], guard_gpu_ms: int | None
+) -> int | None:
     """Return when a run can be made to go; None when the claimant may not take from it."""
     run = workload.run
     if run is None:
@@ -125,13 +137,17 @@ def _leaves_at(draft: Draft, claimant: Workload, workload: Workload, rights: dic
     if not workload.is_allocated or workload.phase is Phase.STOPPING:
         return draft.now_ms
     leaf = workload.budget
-    if leaf is not claimant.budget:
-        allowed = rights.get(leaf)
-        if allowed is None:
-            allowed = rights[leaf] = compare(draft, claimant.budget, leaf, 0) is not None
-        if not allowed:
-            return None
-    until_ms = run.protected_until_ms
-    if until_ms is None:
-        until_ms = (run.deadline_ms or draft.now_ms) + run.min_ms
-    return max(until_ms, draft.now_ms)
+    allowed = rights.get(leaf)
+    if allowed is None:
+        allowed = guard_gpu_ms is None or may_take_from(draft, claimant.budget, leaf, guard_gpu_ms)
+        rights[leaf] = allowed
+    if not allowed and not (leaf is claimant.budget and workload.priority < claimant.priority):
+        return None
+    return max(protected_until(run, draft.now_ms), draft.now_ms)
+
+
+def protected_until(run: Run, now_ms: int) -> int:
+    """Return when the protection of an allocated run ends; at the latest, while it has not started."""
+    if run.protected_until_ms is not None:
+        return run.protected_until_ms
+    return (run.deadline_ms or now_ms) + run.min_ms
