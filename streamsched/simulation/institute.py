@@ -54,7 +54,7 @@ class Load:
     quiet_percent: int
 
 
-#: About 17 % and 6 % of the held time is unallocated under the default policy.
+#: Moderate, with quiet seasons in which hardly anybody but debuggers works; and high.
 LOAD_M: Final = Load(appetite_percent=290, patience_percent=420, quiet_percent=5)
 LOAD_H: Final = Load(appetite_percent=290, patience_percent=480, quiet_percent=20)
 LOADS: Final = {"M": LOAD_M, "H": LOAD_H}

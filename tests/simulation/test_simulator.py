@@ -7,6 +7,7 @@ import pytest
 from streamsched.ledgers.sqlite import SqliteLedger
 from streamsched.model.commands import Effects
 from streamsched.model.events import BudgetShare, BudgetTreeChanged, Record, Tick, WorkloadSubmitted
+from streamsched.model.policy import Policy
 from streamsched.model.quantities import HOUR, MINUTE, SECOND, WHOLE
 from streamsched.node.virtual_node import sleep_argv
 from streamsched.replay.replayer import fold
@@ -77,6 +78,43 @@ def test_a_day_on_one_node() -> None:
     # blue wanted 8 GPUs for 50 minutes of hour 0 and all of hour 1: 4 due in each, delivered 0 and 8.
     assert teams["blue"].by_hour.due_gpu_ms == 8 * HOUR
     assert teams["blue"].by_hour.strict_gpu_ms == 4 * HOUR
+
+
+def test_what_comes_before_the_stretch_that_counts_is_left_out() -> None:
+    """From 1:00 on: blue's hour, free's two halves, red's second hour; and only red-1 is submitted."""
+    recorder = OutcomeRecorder(from_ms=HOUR)
+
+    state = simulate(STORY, uniform_cluster(1), observers=[recorder])
+    outcomes = recorder.outcomes(state, until_ms=state.now_ms)
+
+    teams = {team.budget: team for team in outcomes.teams}
+    assert outcomes.since_ms == HOUR
+    assert (outcomes.submitted, outcomes.started, outcomes.preemptions) == (1, 1, 1)
+    assert (teams["blue"].use.allocated_gpu_ms, teams["red"].use.allocated_gpu_ms) == (8 * HOUR, 8 * HOUR)
+    assert teams["red"].use.unallocated_gpu_ms == 8 * HOUR
+    # blue was due 4 GPU-hours of hour 1, and red 4 of hour 2 and 4 of hour 3.
+    assert (teams["blue"].by_hour.due_gpu_ms, teams["red"].by_hour.due_gpu_ms) == (4 * HOUR, 8 * HOUR)
+
+
+@pytest.mark.parametrize(("guard", "evictions", "swap_backs"), [(False, 2, 1), (True, 1, 0)])
+def test_taking_back_is_counted_as_a_swap(guard: bool, evictions: int, swap_backs: int) -> None:
+    """Two teams want one node for long, with an hour of protection. blue takes it at 1:00.
+
+    At 2:00 both have had 8 GPU-hours, and right after it red is behind: it takes the node back when there is no guard.
+    With the guard it must wait until it is behind by its own next hour, at 3:00.
+    """
+    asked = (
+        submission(0, "red-0", run_ms=10 * HOUR),
+        submission(30 * MINUTE, "blue-0", budget="blue", run_ms=10 * HOUR),
+    )
+    recorder = OutcomeRecorder()
+    policy = Policy(guard=guard, guard_relaxation_ms=None, preemption_burst_percent=1_000)
+
+    until_ms = 2 * HOUR + 30 * MINUTE
+    state = simulate(Demand(asked, TREE), uniform_cluster(1), policy, until_ms=until_ms, observers=[recorder])
+    outcomes = recorder.outcomes(state, until_ms=until_ms)
+
+    assert (outcomes.preempted_allocated, outcomes.swap_backs) == (evictions, swap_backs)
 
 
 def test_time_jumps_from_event_to_event() -> None:
