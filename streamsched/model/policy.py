@@ -149,10 +149,6 @@ class Policy(BaseModel):
     review_ms: Positive = Field(
         default=30 * SECOND, description="Shortest time after which blocked work is looked at because usage has moved."
     )
-    consolidation: bool = Field(
-        default=False,
-        description="Whether resumable work past its protection is moved to make room for a gang.",
-    )
     flap_limit: Annotated[int, Field(ge=1, le=1_000)] = Field(
         default=3, description="A node that became unhealthy so often within the flap window is held down."
     )

@@ -11,11 +11,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from streamsched.model.events import ProposedPlacement, ProposedReservation, RoundProposed, Seat, ShareLine, Victim
+from streamsched.model.events import (
+    ProposedPlacement,
+    ProposedReservation,
+    RoundProposed,
+    Seat,
+    ShareLine,
+    TakeRule,
+    Victim,
+)
 from streamsched.model.policy import UsageMode
 from streamsched.scheduling.draft import Draft, is_short
 from streamsched.scheduling.fair_share import Turns
-from streamsched.scheduling.guard import Offer, guard_of, offers_to, reserved, stand
+from streamsched.scheduling.guard import Offer, guard_of, offers_to, stand
 from streamsched.scheduling.placement import place
 from streamsched.scheduling.preemption import Shortage, displace, preempt
 from streamsched.scheduling.reservation import promise, spans_nodes
@@ -109,8 +117,8 @@ class _Decision:
         if found is None and (displaced := displace(state, drafted, ranks, size, nodes)) is not None:
             found = _Found(*displaced)
         if found is None:
-            offers = [Offer(leaf, runs, reserved(draft, workload.budget, leaf)) for leaf, runs in self._on(pool, nodes)]
-            preempted = preempt(draft, drafted, ranks, size, nodes, offers, affordable=lambda _: True)
+            offers = [Offer(leaf, runs, TakeRule.RESERVATION) for leaf, runs in self._on(pool, nodes)]
+            preempted = preempt(draft, drafted, workload, nodes, offers, affordable=lambda _: True)
             if isinstance(preempted, Shortage):
                 return
             found = _Found(preempted.seats, preempted.victims, preempted.over_cap)
@@ -319,7 +327,7 @@ class _Decision:
                 self.retries_ms.append(allowed_ms)
             return False
 
-        preempted = preempt(draft, pool, ranks, size, nodes, offers, affordable=is_affordable)
+        preempted = preempt(draft, pool, workload, nodes, offers, affordable=is_affordable)
         if isinstance(preempted, Shortage):
             self.shortages.append(preempted.ranks)
             return None

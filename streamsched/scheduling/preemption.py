@@ -69,8 +69,7 @@ class Preemption(NamedTuple):
 def preempt(
     draft: Draft,
     pool: DraftPool,
-    ranks: int,
-    gpus_per_rank: int,
+    claimant: Workload,
     nodes: int,
     offers: Sequence[Offer],
     *,
@@ -84,16 +83,16 @@ def preempt(
     Args:
         draft: The decision in the making.
         pool: Where to look; changed when the gang fits.
-        ranks: Gang size.
-        gpus_per_rank: GPUs of each rank, on one node.
+        claimant: The gang.
         nodes: The nodes that may be used, as bits.
         offers: Who may be stopped, in this order.
         affordable: Whether so many allocated GPUs may be preempted at this moment.
     """
     state = draft.state
+    ranks, gpus_per_rank = claimant.ranks, claimant.gpus_per_rank
     cap = state.policy.disruption_cap * ranks * gpus_per_rank
     extra: dict[int, dict[RunKey, int]] = {}
-    reasons: dict[RunKey, Comparison] = {}
+    offer_of: dict[RunKey, Offer] = {}
     #: Who is stopped first among those that cost the same: leaf by leaf, and in a leaf as `_spare_last` says.
     ranking: dict[RunKey, int] = {}
     room: dict[int, int] = {}
@@ -105,7 +104,7 @@ def preempt(
             run = workload.run
             if run is None or key in pool.victims:
                 continue
-            reasons[key] = offer.because
+            offer_of[key] = offer
             for node_id, mask in run.held.items():
                 node = state.nodes[node_id]
                 if node.pool != pool.pool.id or not nodes >> node.index & 1 or not node.takes_work:
@@ -135,6 +134,7 @@ def preempt(
     if not affordable(best.allocated_gpus):
         return Shortage(0)
     over_cap = best.allocated_gpus > cap
+    reasons = {key: offer_of[key].because(draft, claimant.budget) for key in best.chosen if key in offer_of}
     return Preemption(best.seats(ranks), best.victims(reasons), best.allocated_gpus, over_cap)
 
 
