@@ -124,8 +124,10 @@ class ClusterState:
         self.unprotected: dict[Budget, dict[RunKey, Workload]] = {}
         #: Nodes on which nothing stays past its protection.
         self.draining: dict[str, None] = {}
-        #: Rises when time alone lets something be decided: a patience or a reservation that came due or ended.
+        #: Rises when something else is possible for everybody: a reservation came, came due or ended.
         self.matured = 0
+        #: Rises when a candidate has waited long enough for more to be done for it.
+        self.waited = 0
         self.effects = Effects()
 
     # --- reading ------------------------------------------------------------------------------------------------------
@@ -156,7 +158,7 @@ class ClusterState:
             self.unallocated.additions,
             self.budgets.change,
             self.policy_version,
-            self.matured,
+            self.matured + self.waited,
             self.closed_round,
         )
 
@@ -288,7 +290,9 @@ class ClusterState:
             case Due.HOLD_OVER:
                 self.queue(workload)
                 self.touch(workload)
-            case Due.PATIENCE_OVER | Due.RESERVATION_DUE:
+            case Due.PATIENCE_OVER:
+                self.waited += 1
+            case Due.RESERVATION_DUE:
                 self.matured += 1
             case Due.RESERVATION_OVER:
                 rounds.end_reservation(self, workload.id)
