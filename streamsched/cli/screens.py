@@ -263,8 +263,12 @@ def _fit(fit: Fit) -> RenderableType:
     why = {
         "have room": counts.fits,
         "would have room if unallocated work stopped": counts.fits_if_unallocated_work_stops,
+        "would have room if work past its protection stopped": counts.takeable,
         "are held by protected work": counts.protected_work,
         "are held by other work": counts.other_allocated_work,
+        "are reserved for others": counts.reserved,
+        "are kept for short work": counts.headroom,
+        "are drained or cordoned": counts.draining,
         "are not healthy": counts.unhealthy,
         "are too small": counts.too_small,
         "are of another pool": counts.other_pool,
@@ -275,7 +279,7 @@ def _fit(fit: Fit) -> RenderableType:
     return Text(
         f"  room in {where}: {needed} needed; {fit.ranks_free} fit on free GPUs, "
         f"{fit.ranks_if_unallocated_work_stops} if unallocated work stops, "
-        f"{fit.ranks_possible} if all were empty\n"
+        f"{fit.ranks_takeable} if all work past its protection does, {fit.ranks_possible} if all were empty\n"
         f"  of {total} nodes, {reasons}"
     )
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from streamsched.model.events import Drain, NodeHealth, WorkloadSubmitted
 from streamsched.model.identifiers import BudgetId
 from streamsched.replay.story import Chronicle, Happening
+from streamsched.scheduling.obstacles import Obstacles
 from streamsched.scheduling.verdicts import Verdict, verdict, waiting_code
 from streamsched.state.cluster import ClusterState
 from streamsched.state.inventory import Node
@@ -320,7 +321,7 @@ def explain(state: ClusterState, chronicle: Chronicle, workload: str) -> Explana
     """Return everything about one workload, or None when the state does not know it."""
     live, ended = state.workloads.get(workload), state.finished.get(workload)
     if live is not None:
-        job = _live_job(state, live)
+        job = _live_job(state, live, Obstacles(state))
     elif ended is not None:
         job = _ended_job(ended, chronicle)
     else:
@@ -347,8 +348,9 @@ def _asks_for_ended(wanted: JobFilter) -> bool:
 
 
 def _every_job(state: ClusterState, chronicle: Chronicle, *, ended: bool) -> Iterator[Job]:
+    obstacles = Obstacles(state)
     for workload in state.workloads.values():
-        yield _live_job(state, workload)
+        yield _live_job(state, workload, obstacles)
     if ended:
         for finished in state.finished.values():
             yield _ended_job(finished, chronicle)
@@ -360,11 +362,11 @@ def _passes(job: Job, wanted: JobFilter) -> bool:
     return wanted.budget is None or (job.budget is not None and f"{job.budget}/".startswith(f"{wanted.budget}/"))
 
 
-def _live_job(state: ClusterState, workload: Workload) -> Job:
+def _live_job(state: ClusterState, workload: Workload, obstacles: Obstacles) -> Job:
     run = workload.run
     reason = None if run is None or run.stop is None else str(run.stop)
     if workload.phase is Phase.QUEUED:
-        reason = str(waiting_code(state, workload))
+        reason = str(waiting_code(state, workload, obstacles))
     return Job(
         workload=workload.id,
         phase=workload.phase,

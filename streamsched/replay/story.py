@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from streamsched.model.commands import Effects, StopReason
 from streamsched.model.events import (
     BudgetTreeChanged,
+    Comparison,
     Event,
     NodeDrainChanged,
     NodeHealthChanged,
@@ -26,15 +27,19 @@ from streamsched.model.events import (
     RunReleased,
     RunStarted,
     ShareLine,
+    TakeRule,
     Unreadable,
     UsageAdjusted,
+    Victim,
     WorkloadCancelled,
     WorkloadReprioritized,
     WorkloadSubmitted,
 )
 from streamsched.model.quantities import HOUR, format_duration, format_instant
+from streamsched.scheduling.verdicts import compared_in_words, ratio_in_words
 from streamsched.state.cluster import ClusterState
-from streamsched.state.workloads import Phase, Workload
+from streamsched.state.reservations import Reservation
+from streamsched.state.workloads import Phase, Run, Workload
 
 #: After so many records, the chapters of workloads that the state has forgotten are dropped.
 _FORGET_EVERY = 10_000
@@ -145,6 +150,7 @@ class _Moment:
     nodes: int
     protected_until_ms: int | None = None
     warned: bool = False
+    kept: Reservation | None = None
 
     @staticmethod
     def of(workload: str, state: ClusterState) -> _Moment | None:
@@ -155,7 +161,8 @@ class _Moment:
             started_on = len(run.started_on) if run is not None else 0
             until_ms = run.protected_until_ms if run is not None else None
             warned = run is not None and run.warn_ms is None and live.interactive and (until_ms or 0) > state.now_ms
-            return _Moment(live.phase, live.attempt, live.priority, "", started_on, nodes, until_ms, warned)
+            kept = state.reservations.get(workload)
+            return _Moment(live.phase, live.attempt, live.priority, "", started_on, nodes, until_ms, warned, kept)
         ended = state.finished.get(workload)
         if ended is not None:
             return _Moment(ended.phase, ended.attempts, 0, ended.reason, 0, 0)
@@ -193,7 +200,7 @@ def _what_was_said(workload: str, event: Event, before: _Moment, after: _Moment,
         case WorkloadReprioritized():
             return f"moved inside its budget{_by(event.actor)}: priority {before.priority} became {event.priority}"
         case RoundProposed():
-            return _decision(workload, event, after, state)
+            return _decision(workload, event, before, after, state)
         case RunStarted() if event.workload == workload:
             of_many = f" ({after.started_on} of {after.nodes} nodes)" if after.nodes > 1 else ""
             return f"its ranks on {event.node} run{of_many}"
@@ -232,24 +239,139 @@ def _stays_until(workload: str, changed: bool, state: ClusterState) -> str:
     return f"; it stays until its protection ends at {format_instant(run.protected_until_ms)}"
 
 
-def _decision(workload: str, event: RoundProposed, after: _Moment, state: ClusterState) -> str:
+def _decision(workload: str, event: RoundProposed, before: _Moment, after: _Moment, state: ClusterState) -> str:
     for item in event.placements:
         if item.workload == workload and item.attempt == after.attempt:
-            nodes = list(dict.fromkeys(seat.node for seat in item.seats))
-            victims = f", once {_some([victim.workload for victim in item.victims])} left" if item.victims else ""
-            return f"round {event.round} gave it {_some(nodes)}{victims}; its turn because {_turn(item)}"
-        if any(victim.workload == workload for victim in item.victims):
-            live = state.workloads.get(item.workload)
-            budget = f" of {live.budget.id}" if live is not None else ""
-            return (
-                f"round {event.round} takes its GPUs for {item.workload}{budget}: an allocated request goes before "
-                f"unallocated time, and it was the other's turn because {_turn(item)}"
+            turn = f"its turn because {_turn(item)}{_taken(item, state)}"
+            return f"round {event.round} gave it {_seats(item, before)}; {turn}"
+        for victim in item.victims:
+            if victim.workload == workload:
+                return f"round {event.round} takes its GPUs for {_claimant(item, state)}: {_lost(item, victim, state)}"
+    for promise in event.reservations:
+        if promise.workload == workload and after.kept is not None and before.kept is None:
+            start = (
+                f"it starts at {format_instant(promise.start_ms)} at the latest, when all protection there has ended"
             )
+            evicted = f"{promise.evicted_gpus} allocated GPUs would be preempted, without a guard"
+            turn = f"its turn because {_shares(promise.shares)}"
+            return f"round {event.round} reserved {_some(list(promise.nodes))} for it; {start}; {evicted}; {turn}"
     return ""
+
+
+def _seats(item: ProposedPlacement, before: _Moment) -> str:
+    """Return the nodes that a placement gives, by what right, and whom it waits for."""
+    kept = "its reserved nodes " if before.kept is not None and _is_within(item, before.kept) else ""
+    nodes = list(dict.fromkeys(seat.node for seat in item.seats))
+    victims = f", once {_some([victim.workload for victim in item.victims])} left" if item.victims else ""
+    return f"{kept}{_some(nodes)}{victims}"
+
+
+def _is_within(item: ProposedPlacement, kept: Reservation) -> bool:
+    return all(seat.node in kept.nodes for seat in item.seats)
+
+
+def _claimant(item: ProposedPlacement, state: ClusterState) -> str:
+    live = state.workloads.get(item.workload)
+    return f"{item.workload} of {live.budget.id}" if live is not None else item.workload
+
+
+def _taken(item: ProposedPlacement, state: ClusterState) -> str:
+    """Return what a claimant takes from allocated work, by which rules and with which numbers."""
+    rules: dict[str, list[str]] = {}
+    for victim in item.victims:
+        if victim.because is not None:
+            rules.setdefault(_rule(item, victim, victim.because, state), []).append(victim.workload)
+    if not rules:
+        return ""
+    return f"; {_amount(item, state)}; " + "; ".join(f"{_some(names)} by {rule}" for rule, names in rules.items())
+
+
+def _lost(item: ProposedPlacement, victim: Victim, state: ClusterState) -> str:
+    """Return why a victim loses its GPUs, and what becomes of it."""
+    next_ = _next(victim, state)
+    if victim.because is None:
+        turn = f"it was the other's turn because {_turn(item)}"
+        return f"an allocated request goes before unallocated time, and {turn}{next_}"
+    ended = format_instant(victim.because.protected_until_ms)
+    rule = _rule(item, victim, victim.because, state)
+    return f"its protection ended at {ended}; by {rule}; {_amount(item, state)}{next_}"
+
+
+def _rule(item: ProposedPlacement, victim: Victim, because: Comparison, state: ClusterState) -> str:
+    """Return the rule by which a claimant takes from allocated work, so that its arithmetic can be redone."""
+    claimant = state.workloads.get(item.workload)
+    run = claimant.run if claimant is not None else None
+    match because.rule:
+        case TakeRule.PRIORITY:
+            ours, theirs = (_priority(id_, state) for id_ in (item.workload, victim.workload))
+            return f"priority inside one budget ({_compared(because)}): {ours} of {item.workload} is above {theirs}"
+        case TakeRule.RESERVATION:
+            return (
+                f"reservation: the nodes were promised, which asks only for the end of protection; "
+                f"{_compared(because)}{_commits(because, run, state)}"
+            )
+        case TakeRule.FAIR_SHARE:
+            raised = because.claimant_used_gpu_ms + because.guard_gpu_ms
+            guard = (
+                f"; with the guard of {because.guard_gpu_ms / HOUR:,.2f} GPU-h {because.claimant} is at "
+                f"{ratio_in_words(raised, because.claimant_entitled_gpu_ms)}, which is not above {because.victim}"
+                if because.guard_gpu_ms and because.victim_entitled_gpu_ms
+                else "; no guard is left"
+                if not because.guard_gpu_ms
+                else ""
+            )
+            return f"fair share: {_compared(because)}{guard}{_commits(because, run, state)}"
+
+
+def _priority(workload: str, state: ClusterState) -> str:
+    live = state.workloads.get(workload)
+    return "priority unknown" if live is None else str(live.priority)
+
+
+def _compared(because: Comparison) -> str:
+    if because.claimant == because.victim:
+        return f"{because.claimant} at {ratio_in_words(because.claimant_used_gpu_ms, because.claimant_entitled_gpu_ms)}"
+    return compared_in_words(because)
+
+
+def _commits(because: Comparison, run: Run | None, state: ClusterState) -> str:
+    """Return where the claimant's budget stands once the protected time of the claimant counts."""
+    if run is None or not state.policy.commitment:
+        return ""
+    committed = run.units * run.min_ms
+    after = ratio_in_words(because.claimant_used_gpu_ms + committed, because.claimant_entitled_gpu_ms)
+    return f"; the claimant commits {committed / HOUR:,.2f} GPU-h, and {because.claimant} is at {after} then"
+
+
+def _amount(item: ProposedPlacement, state: ClusterState) -> str:
+    """Return how many allocated GPUs are preempted for how many requested."""
+    evicted = 0
+    for victim in item.victims:
+        live = state.workloads.get(victim.workload)
+        if victim.because is not None and live is not None:
+            evicted += live.gpus
+    requested = sum(seat.gpu_mask.bit_count() for seat in item.seats)
+    cap = f", over the disruption cap of {state.policy.disruption_cap} for each" if item.over_cap else ""
+    return f"{evicted} allocated GPUs preempted for {requested} requested{cap}"
+
+
+def _next(victim: Victim, state: ClusterState) -> str:
+    """Return what becomes of a victim once it has stopped."""
+    live = state.workloads.get(victim.workload)
+    if live is None or live.run is None:
+        return ""
+    if not live.resumable and live.run.started_ms is not None:
+        return "; it cannot be resumed, so this is its end"
+    place = state.backlog_of(live).place_if_requeued(live, state.now_ms)
+    return (
+        f"; it waits again afterwards for attempt {victim.attempt + 1}, at place {place} of {live.budget.id} as of now"
+    )
 
 
 def _what_follows(workload: str, before: _Moment, after: _Moment, state: ClusterState) -> str:
     if before.phase == after.phase and before.attempt == after.attempt:
+        if before.kept is not None and after.kept is None:
+            return f"its reservation of {_some(list(before.kept.nodes))} has ended: {_why_it_ended(before.kept, state)}"
         if before.warned or not after.warned:
             return ""
         return f"warned that its protection ends at {format_instant(after.protected_until_ms or 0)}"
@@ -260,7 +382,9 @@ def _what_follows(workload: str, before: _Moment, after: _Moment, state: Cluster
         case Phase.QUEUED:
             held = live.held_until_ms if live is not None else 0
             later = f", not looked at before {format_instant(held)}" if held > state.now_ms else ""
-            return f"back in the queue{later}"
+            if live is None or live.queue_key is None:
+                return f"back in the queue{later}"
+            return f"back in the queue, at place {state.backlog_of(live).ahead_of(live) + 1} of {live.budget.id}"
         case Phase.PLANNED:
             return f"attempt {after.attempt} is planned"
         case Phase.BOUND:
@@ -274,6 +398,14 @@ def _what_follows(workload: str, before: _Moment, after: _Moment, state: Cluster
         case ended:
             why = "" if after.reason == ended else after.reason.removeprefix(f"{ended}: ")
             return _ENDS[ended] + (f": {why}" if why else "")
+
+
+def _why_it_ended(kept: Reservation, state: ClusterState) -> str:
+    gone = [id_ for id_ in kept.nodes if id_ not in state.nodes or not state.nodes[id_].takes_work]
+    if gone:
+        return f"{_some(gone)} can take no work"
+    late = format_duration(state.now_ms - kept.start_ms)
+    return f"{late} after {format_instant(kept.start_ms)} the last GPUs were not free yet"
 
 
 def _protection(live: Workload | None, nodes: int, state: ClusterState) -> str:
@@ -303,7 +435,11 @@ def _stop(live: Workload | None) -> str:
 
 def _turn(item: ProposedPlacement) -> str:
     """Return the comparison that gave a workload its turn, level by level."""
-    return ", ".join(share_in_words(line) for line in item.shares) or "nothing else waited"
+    return _shares(item.shares)
+
+
+def _shares(shares: Sequence[ShareLine]) -> str:
+    return ", ".join(share_in_words(line) for line in shares) or "nothing else waited"
 
 
 def share_in_words(line: ShareLine) -> str:

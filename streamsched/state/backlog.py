@@ -112,4 +112,11 @@ class Backlog:
         key = workload.queue_key
         if key is None:
             return 0
-        return sum(queue.entries.bisect_left(key) for queue in self.queues_of(workload.budget.id))
+        return self._before(workload.budget.id, key)
+
+    def place_if_requeued(self, workload: Workload, now_ms: int) -> int:
+        """Return the place in its leaf, from 1, that a workload would have if it came back to the queue now."""
+        return self._before(workload.budget.id, (-workload.priority, 0, now_ms, workload.id)) + 1
+
+    def _before(self, leaf: str, key: QueueKey) -> int:
+        return sum(queue.entries.bisect_left(key) for queue in self.queues_of(leaf))

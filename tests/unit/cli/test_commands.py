@@ -105,7 +105,7 @@ def test_explain(run: Run, ledger: Path) -> None:
         "wide  queued",
         "b: 2 ranks × 8 GPUs = 16 GPUs, allocated 1h, resumable",
         "#7  Submitted to b",
-        "Asks for 2 x 8 GPUs; free GPUs in",
+        "Asks for 2 x 8 GPUs; only protected runs are in the way: llama, the last of them until",
         "2 are held by protected work",
         "0 of b go before it",
     ):

@@ -54,7 +54,7 @@ def test_jobs_are_listed_in_the_order_of_their_submission(story: Story) -> None:
     short = every.jobs[1]
     assert (short.budget, short.gpus, short.allocated, short.phase) == ("q", 4, False, Phase.SUCCEEDED)
     assert (short.submitted_ms, short.ended_ms) == (1 * HOUR, 90 * MINUTE)
-    assert live.jobs[1].reason == "no_capacity"
+    assert live.jobs[1].reason == "protected"
     gang = every.jobs[0]
     assert (gang.gpus, gang.nodes, gang.attempt) == (16, ("n1", "n2"), 1)
     assert (gang.started_ms, gang.protected_until_ms) == (1 * HOUR, 3 * HOUR)

@@ -48,7 +48,7 @@ async def test_a_life_from_submission_to_success() -> None:
         (
             4,
             "bound",
-            "Round 1 gave it n1, n2; its turn because a at 0.000 was alone; attempt 1 is placed on 2 nodes.",
+            "Round 1 gave it n1, n2; its turn because a at 0.000 went first of 2; attempt 1 is placed on 2 nodes.",
         ),
         (
             6,
@@ -75,7 +75,8 @@ async def test_a_preemption_names_the_beneficiary_and_its_standing() -> None:
 
     assert victim[-2][1] == "stopping"
     assert "takes its GPUs for urgent of a: an allocated request goes before unallocated time" in victim[-2][2]
-    assert "because a at 0.000 was alone" in victim[-2][2]
+    assert "because a at 0.000 went first of 2" in victim[-2][2]
+    assert "it waits again afterwards for attempt 2, at place 1 of b as of now" in victim[-2][2]
     assert victim[-2][2].endswith("it is being stopped: preempted, for urgent.")
     assert victim[-1][1] == "queued"
     assert (
@@ -137,7 +138,7 @@ async def test_a_lost_node_sends_the_gang_back_to_the_queue() -> None:
         "stopping",
         "Node n1 became lost (silent for 30s); it is being stopped: a rank of the gang is gone.",
     )
-    assert lines[-1][1:] == ("queued", "Node n2 gave its GPUs back: stopped; back in the queue.")
+    assert lines[-1][1:] == ("queued", "Node n2 gave its GPUs back: stopped; back in the queue, at place 1 of a.")
 
 
 async def test_a_timeout_is_told_though_no_record_says_it() -> None:

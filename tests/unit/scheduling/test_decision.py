@@ -11,8 +11,9 @@ from streamsched.model.commands import Place, Stop
 from streamsched.model.events import Event, NodeHealth, ProposedPlacement, ReleaseOutcome, RoundProposed, Seat
 from streamsched.model.quantities import HOUR, SECOND
 from streamsched.scheduling.decision import decide
+from streamsched.scheduling.obstacles import VerdictCode
 from streamsched.scheduling.scheduler import Scheduler
-from streamsched.scheduling.verdicts import VerdictCode, verdict
+from streamsched.scheduling.verdicts import verdict
 from streamsched.state.snapshot import digest
 from tests.stories import Story, adopted, budgets, health, node, nodes, released, submitted, unallocated
 
@@ -49,7 +50,7 @@ def test_a_gang_never_starts_in_part() -> None:
     story.tell(submitted("llama", ranks=4))
 
     assert placed(story) == {}
-    assert verdict(story.state, "llama").code is VerdictCode.NO_CAPACITY
+    assert verdict(story.state, "llama").code is VerdictCode.PROTECTED
 
 
 def test_what_does_not_fit_does_not_stand_in_the_way() -> None:

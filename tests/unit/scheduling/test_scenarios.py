@@ -46,7 +46,8 @@ from streamsched.model.policy import Policy
 from streamsched.model.quantities import DAY, HOUR, MINUTE, SECOND, WHOLE
 from streamsched.scheduling.decision import decide
 from streamsched.scheduling.fair_share import Standing, comes_before
-from streamsched.scheduling.verdicts import VerdictCode, verdict
+from streamsched.scheduling.obstacles import VerdictCode
+from streamsched.scheduling.verdicts import verdict
 from streamsched.state.cluster import ClusterState
 from tests.conformance.fair_share.worlds import BARE, Spell, World
 from tests.stories import (
@@ -457,7 +458,7 @@ def test_b26_a_mass_of_small_work_stands_in_nobodys_way() -> None:
     ledger.now_ms = MINUTE
     ledger.tell(started(first.node, first.workload), submitted("ordinary", budget="b", gpus_per_rank=1))
     assert decide(ledger.state) is None
-    assert verdict(ledger.state, "ordinary").code is VerdictCode.NO_CAPACITY
+    assert verdict(ledger.state, "ordinary").code is VerdictCode.PROTECTED
 
     ledger.tell(released(first.node, first.workload))
     proposal = decide(ledger.state)
