@@ -1,13 +1,15 @@
 """Budget trees as people write them, in TOML or JSON.
 
-A budget with a fraction of its parent is a leaf; a table is an inner budget, whose own fraction is its key
-``fraction``, and who may change it and what is below it, its key ``managers``::
+A budget with a fraction of its parent is a leaf; a table is an inner budget, or a leaf of which more is to be said. Its
+own fraction is its key ``fraction``; who may change it and what is below it, its key ``managers``; and how many GPUs it
+may have at a time, its keys ``max_allocated_gpus`` and ``max_unallocated_gpus``::
 
     product = "40%"
 
     [research]
     fraction = "60%"
     managers = ["ana@example.org"]
+    max_unallocated_gpus = 64
     llama = "1/2"
     vision = 0.35
 """
@@ -27,9 +29,10 @@ from streamsched.model.events import BudgetShare, BudgetTreeChanged
 from streamsched.model.identifiers import Actor, BudgetId
 from streamsched.model.quantities import parse_fraction
 
-#: The keys of an inner budget's own fraction and of its managers; no budget below another can have these names.
+#: The keys of a budget's own fraction, of its managers and of its limits; no budget below another can have these names.
 FRACTION = "fraction"
 MANAGERS = "managers"
+LIMITS = ("max_allocated_gpus", "max_unallocated_gpus")
 _BUDGET: TypeAdapter[str] = TypeAdapter(BudgetId)
 _MANAGERS: TypeAdapter[tuple[str, ...]] = TypeAdapter(Annotated[tuple[Actor, ...], Field(max_length=100)])
 
@@ -76,7 +79,7 @@ def parse_budgets(texts: Sequence[str]) -> tuple[BudgetShare, ...]:
 
 def _shares(tree: Mapping[str, object], parent: str | None, where: str) -> Iterator[BudgetShare]:
     for name, value in tree.items():
-        if name in (FRACTION, MANAGERS) and parent is not None:
+        if name in (FRACTION, MANAGERS, *LIMITS) and parent is not None:
             continue
         path = name if parent is None else f"{parent}/{name}"
         if isinstance(value, Mapping):
@@ -84,7 +87,8 @@ def _shares(tree: Mapping[str, object], parent: str | None, where: str) -> Itera
                 raise RequestError(
                     "invalid", f'{where}: budget {path!r} has children and no {FRACTION}; add {FRACTION} = "60%" to it.'
                 )
-            yield _share(path, value[FRACTION], where, value.get(MANAGERS, []))
+            share = _share(path, value[FRACTION], where, value.get(MANAGERS, []))
+            yield _limited(share, {name: value[name] for name in LIMITS if name in value}, where)
             yield from _shares(value, path, where)
         else:
             yield _share(path, value, where)
@@ -112,6 +116,21 @@ def _share(path: str, fraction: object, where: str, managers: object = ()) -> Bu
         return BudgetShare(budget=path, fraction_nano=parse_fraction(str(fraction)), managers=names)
     except ValueError as error:
         raise RequestError("invalid", f"{where}: budget {path!r}: {error}.") from None
+
+
+def _limited(share: BudgetShare, limits: Mapping[str, object], where: str) -> BudgetShare:
+    try:
+        return BudgetShare.model_validate({**dict(share), **{name: _whole(limits[name]) for name in limits}})
+    except ValueError:
+        said = " and ".join(f"{name} = {limit!r}" for name, limit in limits.items())
+        raise RequestError(
+            "invalid", f"{where}: budget {share.budget!r} has {said}; write a whole number of GPUs, such as 64."
+        ) from None
+
+
+def _whole(limit: object) -> object:
+    """Return the number that a text of digits is; anything else as it stands, to be refused."""
+    return int(limit) if isinstance(limit, str) and limit.isdecimal() else limit
 
 
 def _checked(shares: tuple[BudgetShare, ...], where: str) -> tuple[BudgetShare, ...]:

@@ -500,7 +500,8 @@ def budgets_apply(
 
     A budget holds a fraction of its parent: `product = "40%"`. One with children is a table with its own
     `fraction`: `[research]`, then `fraction = "60%"`, `llama = "1/2"`, `vision = 0.35`. With
-    `managers = ["ana@example.org"]` only she may change it and what is below it.
+    `managers = ["ana@example.org"]` only she may change it and what is below it. With `max_allocated_gpus = 64` or
+    `max_unallocated_gpus = 64` it has no more GPUs at a time.
 
     The change is refused when somebody else has changed the tree since it was read.
 

@@ -143,11 +143,16 @@ class BudgetShare(Value):
         fraction_nano: Its fraction of its parent, in parts of 1,000,000,000.
         managers: Who may change it and what is below it, by the names of actors. Where neither a vertex nor any above
             it has managers, anybody may.
+        max_allocated_gpus: How many GPUs its allocated runs may have at a time, those of its children included; absent
+            for no limit. A lower one stops nobody: no more is placed before enough has ended.
+        max_unallocated_gpus: The same of its unallocated runs.
     """
 
     budget: BudgetId
     fraction_nano: int = Field(ge=0, le=WHOLE)
     managers: Annotated[tuple[Actor, ...], Field(max_length=100)] = ()
+    max_allocated_gpus: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = None
+    max_unallocated_gpus: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = None
 
 
 class BudgetTreeChanged(Fact):

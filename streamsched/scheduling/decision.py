@@ -105,7 +105,7 @@ class _Decision:
         state, draft = self.state, self.draft
         workload = state.workloads[reservation.workload]
         pool = state.inventory.pools.get(reservation.pool)
-        if pool is None or workload.queue_key is None:
+        if pool is None or workload.queue_key is None or self._is_full(workload):
             return
         nodes = draft.reserved(reservation) & pool.working
         drafted = draft.pool(pool)
@@ -155,7 +155,7 @@ class _Decision:
         draft = self.draft
         limit = self.state.policy.placements_per_round
         hopeful: dict[Shape, list[ShapeQueue]] = {
-            shape: [queue for queue in queues.values() if not allocated or self._is_open(queue)]
+            shape: [queue for queue in queues.values() if self._is_open(queue, allocated=allocated)]
             for shape, queues in backlog.by_shape.items()
             if self._is_hopeful(shape, allocated=allocated)
         }
@@ -169,8 +169,10 @@ class _Decision:
                 return
             queue, key, shares = turn
             workload = self.state.workloads[key[3]]
-            is_idle = workload.id in self.seated or (
-                allocated and self.memory is not None and self.memory.still_blocks(draft, workload)
+            is_idle = (
+                workload.id in self.seated
+                or self._is_full(workload)
+                or (allocated and self.memory is not None and self.memory.still_blocks(draft, workload))
             )
             found = None if is_idle else self._seat(workload, queue.shape, shares)
             if found is not None:
@@ -190,8 +192,20 @@ class _Decision:
                 if len(still) < len(hopeful):
                     hopeful, turns = still, None
 
-    def _is_open(self, queue: ShapeQueue) -> bool:
-        """Whether a queue of allocated work has a candidate at which a look may not be in vain."""
+    def _is_full(self, workload: Workload) -> bool:
+        """Whether its leaf or one above it has as many GPUs as it may at a time, or has too few left for it.
+
+        What was passed over for that is not remembered: it costs no look, and may change with anything that ends.
+        """
+        return self.draft.is_full(workload.budget, workload.gpus, allocated=workload.is_allocated)
+
+    def _is_open(self, queue: ShapeQueue, *, allocated: bool) -> bool:
+        """Whether a queue has a candidate at which a look may not be in vain."""
+        _, gpus_per_rank, ranks, _ = queue.shape
+        if self.draft.is_full(queue.leaf, gpus_per_rank * ranks, allocated=allocated):
+            return False
+        if not allocated:
+            return True
         if not queue.leaf.quota_nano:
             return False
         if self.memory is None:
@@ -214,6 +228,7 @@ class _Decision:
                 over_cap=found.over_cap,
             )
         )
+        self.draft.place(workload.budget, workload.gpus, allocated=workload.is_allocated)
         if workload.is_allocated:
             rate = self.state.policy.rate_of(self.state.nodes[found.seats[0].node].pool)
             self.draft.commit(workload.budget, workload.gpus * rate * workload.effective_min_ms)

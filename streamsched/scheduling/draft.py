@@ -100,6 +100,7 @@ class Draft:
         "jumped_gpu_ms",
         "kept",
         "now_ms",
+        "placed",
         "pools",
         "preempted",
         "standings",
@@ -115,6 +116,8 @@ class Draft:
         self.committed: dict[Budget, int] = {}
         #: Units that this decision gives to allocated work, by budget.
         self.given: dict[Budget, int] = {}
+        #: GPUs that it places, by class (allocated or not) and budget: what counts against limits of GPUs at a time.
+        self.placed: dict[bool, dict[Budget, int]] = {True: {}, False: {}}
         #: Allocated GPUs that this decision preempts, by pool; and the nodes that it reserves, as bits.
         self.preempted: dict[str, int] = {}
         self.kept: dict[str, list[int]] = {}
@@ -146,6 +149,16 @@ class Draft:
         for budget in leaf.path:
             self.given[budget] = self.given.get(budget, 0) + units
             self.standings.pop(budget, None)
+
+    def place(self, leaf: Budget, gpus: int, *, allocated: bool) -> None:
+        """Count the GPUs of a placement, for the limits of GPUs at a time."""
+        placed = self.placed[allocated]
+        for budget in leaf.path:
+            placed[budget] = placed.get(budget, 0) + gpus
+
+    def is_full(self, leaf: Budget, gpus: int, *, allocated: bool) -> bool:
+        """Whether a leaf or one above it may not have so many more GPUs at a time, this decision included."""
+        return leaf.full_for(gpus, self.placed[allocated], allocated=allocated) is not None
 
     def nodes_for(self, pool: Pool, shape: Shape, *, allocated: bool, claimant: str | None = None) -> int:
         """Return the nodes of a pool, as bits, that a gang may use now, or might once something on them has ended.

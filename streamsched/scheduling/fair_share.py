@@ -58,12 +58,19 @@ def standing(budget: Budget, draft: Draft, *, allocated: bool) -> Standing:
     if tree.counts_commitment:
         committed += draft.committed.get(budget, 0)
     if tree.usage is UsageMode.INSTANT:
-        charged += budget.held_for_instant(draft.given.get(budget, 0))
+        charged += budget.held_for_instant(_claimed(budget, draft))
     above = False
     if draft.state.policy.order is Order.DUE_FIRST:
-        held = budget.charged.held + draft.given.get(budget, 0)
-        above = held * WHOLE >= budget.quota_nano * tree.capacity_units
+        above = (budget.charged.held + _claimed(budget, draft)) * WHOLE >= budget.quota_nano * tree.capacity_units
     return Standing(charged, committed, entitled, above)
+
+
+def _claimed(budget: Budget, draft: Draft) -> int:
+    """Return the units that a budget has won and does not hold yet: of plans that wait for victims, and of this round.
+
+    Without them a team would win again in every round until its victims are gone.
+    """
+    return budget.planned_units + draft.given.get(budget, 0)
 
 
 def comes_before(one: Standing, other: Standing) -> bool | None:

@@ -64,17 +64,24 @@ def _settle(draft: _Draft, backlog: Backlog, placements: list[ProposedPlacement]
     heads: list[tuple[QueueKey, int, int]] = [(queue.entries[0], number, 0) for number, queue in enumerate(queues)]
     heapify(heads)
     hopeless: set[tuple[str | None, int, int]] = set()
+    #: GPUs that this decision places, for the limits of GPUs at a time.
+    placed: dict[Budget, int] = {}
     while heads and len(placements) < draft.state.policy.placements_per_round:
         key, number, position = heads[0]
         queue = queues[number]
         # What found no room leaves none for the same gang at the same or a lower priority, and those come later.
         gang = queue.shape[:3]
         workload = draft.state.workloads[key[3]]
+        if workload.budget.full_for(workload.gpus, placed, allocated=allocated) is not None:
+            heappop(heads)  # As are those behind it: they are of the same leaf and size.
+            continue
         found = None if gang in hopeless else draft.seat(workload, displacing=allocated)
         if found is None:
             hopeless.add(gang)
             heappop(heads)
             continue
+        for budget in workload.budget.path:
+            placed[budget] = placed.get(budget, 0) + workload.gpus
         seats, victims = found
         placements.append(
             ProposedPlacement(

@@ -49,7 +49,7 @@ class Scheduler:
         self._in_flight: int | None = None
         self._hash: StateHashed | None = None
         #: What the state was like when there was last nothing to decide.
-        self._settled: tuple[int, int, int, str | None, int, int, int] | None = None
+        self._settled: tuple[int, int, int, str | None, int, int, int, int] | None = None
         #: How many had been folded when we were last asked, and since when that is so, by the caller's clock.
         self._asked_at = -1
         self._quiet_since_ms = 0

@@ -147,7 +147,7 @@ class ClusterState:
         return min((at_ms for at_ms in (deadline, resend, change) if at_ms is not None), default=None)
 
     @property
-    def stirred(self) -> tuple[int, int, int, str | None, int, int, int]:
+    def stirred(self) -> tuple[int, int, int, str | None, int, int, int, int]:
         """Return what may make the next decision differ from the last: while it stays equal, so does an empty one.
 
         No part of the state: the numbers start anew after a restart.
@@ -159,6 +159,7 @@ class ClusterState:
             self.budgets.change,
             self.policy_version,
             self.matured + self.waited,
+            self.budgets.openings,
             self.closed_round,
         )
 

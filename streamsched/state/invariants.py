@@ -161,21 +161,25 @@ def _check_gangs(state: ClusterState) -> None:
 
 
 def _check_budgets(state: ClusterState) -> None:
-    """What a budget holds, has committed and waits for is the sum of what its workloads do."""
+    """What a budget holds, has claimed, has committed and waits for is the sum of what its workloads do."""
     sums: dict[int, list[int]] = {}
     budgets: dict[int, Budget] = {}
     for budget in (*state.budgets.root.below(), *state.budgets.closed_in_use):
         budgets[id(budget)] = budget
-        sums[id(budget)] = [0] * 6
+        sums[id(budget)] = [0] * 9
     for workload in state.workloads.values():
         run = workload.run
-        held = sum(mask.bit_count() * run.rate for mask in run.held.values()) if run is not None else 0
+        has = sum(mask.bit_count() for mask in run.held.values()) if run is not None else 0
+        held = has * run.rate if run is not None else 0
+        is_planned = run is not None and workload.phase is Phase.PLANNED
         for budget in workload.budget.path:
             mine = sums.get(id(budget))
             _demand(mine is not None, f"{workload.id}: its budget {budget.id} is forgotten")
             if mine is None:
                 continue
             mine[0 if workload.is_allocated else 1] += held
+            mine[6 if workload.is_allocated else 7] += workload.gpus if is_planned else has
+            mine[8] += run.units if run is not None and is_planned else 0
             if run is None and workload.is_allocated:
                 mine[2] += workload.gpus
             if run is not None and run.commitment is Commitment.WHOLE:
@@ -191,6 +195,9 @@ def _check_budgets(state: ClusterState) -> None:
             budget.commitment_fixed,
             budget.commitment_gpus,
             budget.commitment_sum,
+            budget.allocated_slots,
+            budget.unallocated_slots,
+            budget.planned_units,
         ]
         _demand(actual == sums[key], f"budget {budget.id or 'root'}: {actual} instead of {sums[key]}")
         _demand(budget.charged.at(state.now_ms) >= 0, f"budget {budget.id}: negative use")

@@ -27,6 +27,7 @@ class Void(StrEnum):
     NOT_QUEUED = "not_queued"
     OTHER_ATTEMPT = "other_attempt"
     NO_BUDGET = "no_budget"
+    SLOT_LIMIT = "slot_limit"
     WRONG_SEATS = "wrong_seats"
     NODE_UNAVAILABLE = "node_unavailable"
     GPU_TAKEN = "gpu_taken"

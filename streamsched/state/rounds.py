@@ -52,6 +52,8 @@ def _objection_to(state: ClusterState, item: ProposedPlacement) -> Void | None:
         return Void.OTHER_ATTEMPT
     if workload.is_allocated and not workload.budget.quota_nano:
         return Void.NO_BUDGET
+    if workload.budget.full_for(workload.gpus, {}, allocated=workload.is_allocated) is not None:
+        return Void.SLOT_LIMIT
     wanted = _masks_by_node(item, workload)
     if wanted is None:
         return Void.WRONG_SEATS
@@ -99,12 +101,14 @@ def _accept(state: ClusterState, item: ProposedPlacement) -> None:
         state.budgets.jumped_gpu_ms += committed
         for budget in workload.budget.path:
             budget.commitment_fixed += committed
+    state.budgets.take_slots(workload.budget, workload.gpus, allocated=workload.is_allocated)
     state.touch(workload)
     if not item.victims:
         runs.bind(state, workload, run)
         return
 
     workload.phase = Phase.PLANNED
+    state.budgets.plan(workload.budget, run.units)
     key = (workload.id, run.attempt)
     wanted = _masks_by_node(item, workload) or {}
     for node_id, mask in wanted.items():
@@ -211,6 +215,8 @@ def withdraw_claims(state: ClusterState, workload: Workload) -> None:
     if run is None:
         return
     runs.drop_commitment(state, workload)
+    state.budgets.plan(workload.budget, -run.units)
+    state.budgets.take_slots(workload.budget, -run.gpus, allocated=workload.is_allocated)
     key = (workload.id, run.attempt)
     for seat in run.seats:
         node = state.nodes.get(seat.node)

@@ -31,13 +31,15 @@ def bind(state: ClusterState, workload: Workload, run: Run) -> None:
     """Give a run its GPUs and tell its nodes."""
     now, inventory = state.now_ms, state.inventory
     key = (workload.id, run.attempt)
+    allocated = workload.is_allocated
+    if workload.phase is Phase.PLANNED:
+        state.budgets.plan(workload.budget, -run.units)
     workload.phase = Phase.BOUND
     run.bound_ms = now
     seats: dict[str, list[Seat]] = {}
     for seat in run.seats:
         run.held[seat.node] = run.held.get(seat.node, 0) | seat.gpu_mask
         seats.setdefault(seat.node, []).append(seat)
-    allocated = workload.is_allocated
     start_by = now + state.policy.start_deadline_ms
     leader = run.seats[0].node
     for node_id, mask in run.held.items():
@@ -172,6 +174,7 @@ def _give_back(state: ClusterState, workload: Workload, run: Run, node: Node) ->
     state.dispatch.settle(node.id, key)
     units = mask.bit_count() * run.rate
     state.budgets.hold(workload.budget, -units, state.now_ms, charged=workload.is_allocated)
+    state.budgets.take_slots(workload.budget, -mask.bit_count(), allocated=workload.is_allocated)
     if run.started_ms is None:
         run.returned.append((units, state.now_ms))
     drop_commitment(state, workload)

@@ -176,6 +176,7 @@ def _budget_out(budget: Budget, number: dict[int, int]) -> dict[str, Any]:
         "quota": budget.quota_nano,
         "closed": budget.closed,
         "managers": list(budget.managers),
+        "limits": [budget.max_allocated_gpus, budget.max_unallocated_gpus],
         "charged": _use_out(budget.charged),
         "uncharged": _use_out(budget.uncharged),
         "commitment": [budget.commitment_fixed, budget.commitment_gpus, str(budget.commitment_sum)],
@@ -216,6 +217,7 @@ def _tree_in(tree: BudgetTree, fields: dict[str, Any], items: list[dict[str, Any
         budget.commitment_sum = int(summed)
         budget.queued_gpus = item["queued"]
         budget.managers = tuple(item["managers"])
+        budget.max_allocated_gpus, budget.max_unallocated_gpus = item["limits"]
         budget.segments = [(int(begin), quota) for begin, quota in item["segments"]]
         budget.fading_charged, budget.fading_uncharged, budget.fading_quota = map(_fading_in, item["fading"])
         budgets.append(budget)
@@ -386,7 +388,10 @@ def _restore_workload(state: ClusterState, restored: tuple[Workload, bool]) -> N
         if not filed:
             state.timers.set(workload)
         return
+    has = run.gpus if workload.phase is Phase.PLANNED else sum(mask.bit_count() for mask in run.held.values())
+    state.budgets.take_slots(workload.budget, has, allocated=workload.is_allocated)
     if workload.phase is Phase.PLANNED:
+        state.budgets.plan(workload.budget, run.units)
         for seat in run.seats:
             claims = state.nodes[seat.node].claims
             claims[key] = claims.get(key, 0) | seat.gpu_mask

@@ -13,6 +13,7 @@ Source: `fair-share.md`, section 3. Ratios are never computed here: whoever comp
 from __future__ import annotations
 
 from collections import deque
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from streamsched.model.identifiers import parent_of
@@ -21,7 +22,7 @@ from streamsched.model.quantities import SECOND, WHOLE
 from streamsched.state.fading import BITS, ONE, FadingSum, fading_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from streamsched.model.events import BudgetShare
     from streamsched.model.policy import Policy
@@ -67,6 +68,7 @@ class Budget:
     """A vertex of the budget tree, with the use of everything below it."""
 
     __slots__ = (
+        "allocated_slots",
         "charged",
         "children",
         "closed",
@@ -80,12 +82,16 @@ class Budget:
         "fraction_nano",
         "id",
         "managers",
+        "max_allocated_gpus",
+        "max_unallocated_gpus",
         "parent",
         "path",
+        "planned_units",
         "queued_gpus",
         "quota_nano",
         "segments",
         "tree",
+        "unallocated_slots",
         "uncharged",
     )
 
@@ -104,6 +110,9 @@ class Budget:
         self.closed = False
         #: Who may change it and what is below it.
         self.managers: tuple[str, ...] = ()
+        #: How many GPUs its allocated runs may have at a time, and its unallocated ones; None where there is no limit.
+        self.max_allocated_gpus: int | None = None
+        self.max_unallocated_gpus: int | None = None
         #: Allocated GPU-time, which is charged; and unallocated GPU-time, which only orders unallocated work.
         self.charged = SlidingUse()
         self.uncharged = SlidingUse()
@@ -112,6 +121,11 @@ class Budget:
         self.commitment_sum = 0
         #: Commitment of runs that have not: GPUs x effective min runtime.
         self.commitment_fixed = 0
+        #: Units that allocated runs will hold once their victims have gone.
+        self.planned_units = 0
+        #: GPUs, whatever they cost, that allocated runs hold or have claimed; and that unallocated runs hold.
+        self.allocated_slots = 0
+        self.unallocated_slots = 0
         #: GPUs of allocated requests that wait.
         self.queued_gpus = 0
         #: Quotas in force: (capacity integral when it began, quota).
@@ -130,6 +144,26 @@ class Budget:
     def unallocated_gpus(self) -> int:
         """GPUs that unallocated runs below here hold now."""
         return self.uncharged.held
+
+    def slots(self, *, allocated: bool) -> tuple[int, int | None]:
+        """Return the GPUs that one class of runs below here has, and how many it may have at a time."""
+        if allocated:
+            return self.allocated_slots, self.max_allocated_gpus
+        return self.unallocated_slots, self.max_unallocated_gpus
+
+    def full_for(self, gpus: int, more: Mapping[Budget, int], *, allocated: bool) -> Budget | None:
+        """Return the first budget from here up that would have more GPUs of one class than it may; None if none would.
+
+        Args:
+            gpus: What is asked for.
+            more: What is to be counted besides what each of them has.
+            allocated: The class.
+        """
+        for budget in self.path:
+            used, limit = budget.slots(allocated=allocated)
+            if limit is not None and used + more.get(budget, 0) + gpus > limit:
+                return budget
+        return None
 
     def charged_gpu_ms(self, now_ms: int) -> int:
         """Return the allocated GPU-time that counts: A of the specification."""
@@ -214,6 +248,7 @@ class BudgetTree:
         "half_life_ms",
         "jumped_gpu_ms",
         "known_from_ms",
+        "openings",
         "peak_units",
         "root",
         "trailing_as_of_ms",
@@ -250,6 +285,8 @@ class BudgetTree:
         #: Both are derived, and begin anew after a restart.
         self.peak_units = 0
         self.jumped_gpu_ms = 0
+        #: Rises whenever a budget with a limit of GPUs at a time has fewer of them. Derived, and begins anew too.
+        self.openings = 0
         self.capacity_integral = 0
         self.capacity_as_of_ms = 0
         self.trailing_gpus = 0
@@ -267,8 +304,8 @@ class BudgetTree:
 
     def not_managed_by(self, actor: str | None, shares: tuple[BudgetShare, ...]) -> tuple[str, Budget] | None:
         """Return the first budget that `shares` would change and `actor` may not, and the nearest one with managers."""
-        named = {share.budget: (share.fraction_nano, share.managers) for share in shares}
-        known = {id_: (budget.fraction_nano, budget.managers) for id_, budget in self.by_id.items()}
+        named = {share.budget: _settings_of(share) for share in shares}
+        known = {id_: _settings_of(budget) for id_, budget in self.by_id.items()}
         for changed in sorted(id_ for id_ in named.keys() | known.keys() if named.get(id_) != known.get(id_)):
             present: str | None = changed
             while present is not None and present not in self.by_id:
@@ -323,6 +360,22 @@ class BudgetTree:
         self.changes.append((now_ms, leaf, gpus, charged))
         if self.usage is UsageMode.DECAY:
             self._fade(leaf, gpus, now_ms, now_ms, charged=charged)
+
+    def take_slots(self, leaf: Budget, gpus: int, *, allocated: bool) -> None:
+        """Count GPUs that a run of a leaf has been given, or with a negative number has no more."""
+        for budget in leaf.path:
+            if allocated:
+                budget.allocated_slots += gpus
+            else:
+                budget.unallocated_slots += gpus
+        if gpus < 0 and any(budget.slots(allocated=allocated)[1] is not None for budget in leaf.path):
+            self.openings += 1
+
+    @staticmethod
+    def plan(leaf: Budget, units: int) -> None:
+        """Count what an allocated run will hold, or with a negative number: holds now, or never will."""
+        for budget in leaf.path:
+            budget.planned_units += units
 
     def _fade(self, leaf: Budget, gpus: int, since_ms: int, now_ms: int, *, charged: bool) -> None:
         for budget in leaf.path:
@@ -455,6 +508,8 @@ class BudgetTree:
                     use.as_of_ms = now_ms
             budget_or_none.fraction_nano = share.fraction_nano
             budget_or_none.managers = share.managers
+            budget_or_none.max_allocated_gpus = share.max_allocated_gpus
+            budget_or_none.max_unallocated_gpus = share.max_unallocated_gpus
         self._set_quotas(now_ms)
         lost.extend(self.by_id[id_] for id_ in sorted(leaves_before) if self.by_id[id_].children)
         self.forget_closed()
@@ -544,6 +599,10 @@ class BudgetTree:
 
     def _all(self) -> list[Budget]:
         return [*self.root.below(), *self.closed_in_use]
+
+
+#: What a share says of a budget, besides its name.
+_settings_of = attrgetter("fraction_nano", "managers", "max_allocated_gpus", "max_unallocated_gpus")
 
 
 def _in_seconds(fixed: int) -> int:

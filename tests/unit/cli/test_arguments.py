@@ -67,6 +67,27 @@ def test_managers_are_read_with_their_budget(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("budgets.toml", "[a]\nfraction = 1\nmax_allocated_gpus = 64\n[a.b]\nfraction = 1\nmax_unallocated_gpus = 0\n"),
+        (
+            "budgets.json",
+            '{"a": {"fraction": 1, "max_allocated_gpus": 64, "b": {"fraction": 1, "max_unallocated_gpus": 0}}}',
+        ),
+    ],
+)
+def test_limits_are_read_with_their_budget(tmp_path: Path, name: str, text: str) -> None:
+    """They are no budgets either; and a limit of none is not one of 0."""
+    file = tmp_path / name
+    file.write_text(text)
+
+    assert [(share.budget, share.max_allocated_gpus, share.max_unallocated_gpus) for share in read_budgets(file)] == [
+        ("a", 64, None),
+        ("a/b", None, 0),
+    ]
+
+
 def test_b28_a_local_time_is_no_instant() -> None:
     """2026-10-25 02:30 comes twice in Berlin, and 2026-03-29 02:30 does not come at all: only an offset says which."""
     for local in ("2026-10-25T02:30", "2026-03-29T02:30:00", "tomorrow"):
@@ -103,6 +124,9 @@ def test_a_tree_is_read_from_options() -> None:
         ('"a b" = 1', "'a b' is no name of a budget"),
         ('a = "60%"\nb = "60%"', "lower their fractions"),
         ('[a]\nfraction = 1\nmanagers = "ana"', "has the managers 'ana'; write a list"),
+        ("[a]\nfraction = 1\nmax_allocated_gpus = -1", "has max_allocated_gpus = -1; write a whole number"),
+        ("[a]\nfraction = 1\nmax_allocated_gpus = true", "has max_allocated_gpus = True; write a whole number"),
+        ('[a]\nfraction = 1\nmax_unallocated_gpus = "many"', "has max_unallocated_gpus = 'many'; write a whole number"),
     ],
 )
 def test_a_wrong_tree_is_told(tmp_path: Path, text: str, words: str) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from streamsched.model.events import RoundProposed
+from typing import Any
+
+import pytest
+
+from streamsched.model.events import ReleaseOutcome, RoundProposed
 from streamsched.model.policy import Order, UsageMode
 from streamsched.model.quantities import DAY, HOUR, MINUTE, SECOND, WHOLE
 from streamsched.scheduling.decision import decide
 from streamsched.scheduling.draft import Draft
 from streamsched.scheduling.fair_share import comes_before, standing
 from streamsched.state.cluster import ClusterState
-from tests.stories import Story, adopted, budgets, node, nodes, submitted, unallocated
+from streamsched.state.snapshot import freeze, thaw
+from tests.stories import Story, adopted, budgets, cancelled, node, nodes, submitted, unallocated
 
 WEEK = 7 * DAY
 
@@ -103,6 +108,40 @@ def test_instant_counts_what_the_decision_has_given() -> None:
     draft.give(a, 8)
 
     assert standing(a, draft, allocated=True) == (8 * WHOLE, 0, 16 * WHOLE, False)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [{"usage": UsageMode.INSTANT}, {"order": Order.DUE_FIRST, "commitment": False}],
+    ids=["instant", "due_first"],
+)
+def test_a_plan_counts_until_its_victims_are_gone(policy: dict[str, Any]) -> None:
+    """Three nodes, one placement a round, each for a victim in its grace: a and b win one each, then a its second.
+
+    Each is due 6 of 24. What a has planned puts it behind b, though nobody holds anything before the victims are gone.
+    """
+    story = Story(adopted(placements_per_round=1, **policy), budgets(a=0.25, b=0.25, c=0.0), nodes(3))
+    for number in range(3):
+        story.tell(unallocated(f"u{number}", budget="c"))
+        story.round()
+        story.start(f"u{number}")
+    story.at(1).tell(submitted(f"a{number}", budget="a") for number in range(3))
+    story.at(2).tell(submitted(f"b{number}", budget="b") for number in range(3))
+    story.round()
+    story.round()
+
+    tree = story.state.budgets
+    assert [story.phase(name) for name in ("a0", "a1", "b0")] == ["planned", "queued", "planned"]
+    assert (tree.by_id["a"].planned_units, tree.by_id["b"].planned_units, tree.root.planned_units) == (8, 8, 16)
+    assert thaw(freeze(story.state)).budgets.root.planned_units == 16
+
+    story.round()
+    assert story.phase("a1") == "planned", "equal again, and a has waited longer"
+    story.tell(cancelled("a1"))
+    assert (tree.by_id["a"].planned_units, tree.by_id["a"].charged.held) == (8, 0), "withdrawn"
+    for number in range(3):
+        story.end(f"u{number}", ReleaseOutcome.STOPPED)
+    assert (story.phase("a0"), tree.by_id["a"].planned_units, tree.by_id["a"].charged.held) == ("bound", 0, 8)
 
 
 def test_a_tie_goes_to_the_older_workload_and_then_to_the_id() -> None:
