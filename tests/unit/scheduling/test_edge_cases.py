@@ -9,13 +9,14 @@ import pytest
 from pydantic import ValidationError
 
 from streamsched.model.commands import ReceiptStatus, StopReason
-from streamsched.model.events import NodeHealth, ReleaseOutcome, RoundProposed
+from streamsched.model.events import BudgetShare, BudgetTreeChanged, NodeHealth, ReleaseOutcome, RoundProposed
 from streamsched.model.policy import Order, PoolRate
-from streamsched.model.quantities import DAY, HOUR, MINUTE, SECOND
+from streamsched.model.quantities import DAY, HOUR, MINUTE, SECOND, WHOLE
 from streamsched.scheduling.decision import decide
 from streamsched.scheduling.draft import Draft
 from streamsched.scheduling.fair_share import comes_before, standing
-from streamsched.scheduling.verdicts import VerdictCode, verdict
+from streamsched.scheduling.obstacles import VerdictCode
+from streamsched.scheduling.verdicts import verdict
 from streamsched.state.cluster import ClusterState
 from streamsched.state.hours import HourlyUse
 from streamsched.state.reasons import Ignored
@@ -631,6 +632,28 @@ def test_edge_40_a_policy_changes_the_next_pass_and_no_protection() -> None:
     assert placed(story) == []
     story.at(2 * HOUR).tick()
     assert placed(story) == ["claim"]
+
+
+def test_edge_41_a_budget_has_no_more_gpus_at_a_time_than_it_may() -> None:
+    """8 allocated and 4 unallocated GPUs at most: what is above waits beside free GPUs, and says for what."""
+    story = world(4)
+    shares = (
+        BudgetShare(budget="a", fraction_nano=WHOLE // 2, max_allocated_gpus=8, max_unallocated_gpus=4),
+        BudgetShare(budget="b", fraction_nano=WHOLE // 2),
+    )
+    story.tell(BudgetTreeChanged(change="limits", previous=story.state.budgets.change, reason="r", budgets=shares))
+    story.tell(submitted("a1"), submitted("a2", gpus_per_rank=1), unallocated("u1", gpus_per_rank=4))
+    story.tell(unallocated("u2", gpus_per_rank=1), submitted("b1", budget="b"))
+    story.settle()
+    assert sorted(story.placed) == ["a1", "b1", "u1"]
+
+    why = verdict(story.state, "a2")
+    assert why.code is VerdictCode.SLOT_LIMIT
+    assert "a has 8 of at most 8 allocated GPUs at a time" in why.sentence
+    assert "a has 4 of at most 4 unallocated GPUs at a time" in verdict(story.state, "u2").sentence
+
+    story.end("a1")
+    assert placed(story) == ["a2"]
 
 
 def test_edge_42_priority_moves_what_waits_and_exposes_what_runs() -> None:
