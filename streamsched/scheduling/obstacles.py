@@ -113,7 +113,7 @@ class Obstacles:
         if self.draft.is_full(workload.budget, workload.gpus, allocated=allocated):
             return Obstacle(VerdictCode.SLOT_LIMIT)
         if workload.id in state.reservations:
-            return Obstacle(VerdictCode.PROMISED, state.reservations[workload.id].start_ms)
+            return Obstacle(VerdictCode.PROMISED, self._latest_start(state.reservations[workload.id]))
 
         def fits(pool: Pool, nodes: int) -> bool:
             return _room(pool, allocated=allocated).slots_on(size, nodes) >= ranks
@@ -238,8 +238,14 @@ class Obstacles:
             nodes |= self.draft.reserved(kept) & pool.working
             by_pool[kept.pool] = (pool, nodes)
             if fits(pool, nodes):
-                return Obstacle(VerdictCode.RESERVED, kept.start_ms, (kept.workload,))
+                return Obstacle(VerdictCode.RESERVED, self._latest_start(kept), (kept.workload,))
         return None
+
+    def _latest_start(self, kept: Reservation) -> int:
+        """Return when reserved nodes are taken, or given up if the last GPUs are late."""
+        if kept.start_ms > self.state.now_ms:
+            return kept.start_ms
+        return kept.start_ms + self.state.policy.reservation_overrun_ms
 
     def _order(self, workload: Workload, places: Sequence[_Place]) -> Obstacle:
         """Runs past their protection would make room: why may they not be stopped for it?"""

@@ -223,7 +223,7 @@ def _why_it_waits(obstacles: Obstacles, workload: Workload, obstacle: Obstacle, 
         case VerdictCode.NO_NODES:
             return f"no node of {where} has reported yet"
         case VerdictCode.PROMISED:
-            return _promised(obstacles, workload)
+            return _promised(obstacles, workload, until)
         case VerdictCode.NEXT_ROUND if obstacle.gpus:
             return f"{ask}, and {obstacle.gpus} allocated GPUs may be preempted for it in this round"
         case VerdictCode.NEXT_ROUND:
@@ -240,7 +240,7 @@ def _why_it_waits(obstacles: Obstacles, workload: Workload, obstacle: Obstacle, 
         case VerdictCode.RATE_LIMITED:
             return f"{ask}; {_rate_limited(state, obstacle)}"
         case VerdictCode.RESERVED:
-            return f"{ask}; nodes that would do are reserved for {others}, which starts at {until} at the latest"
+            return f"{ask}; nodes that would do are reserved for {others}, until {until} at the latest"
         case VerdictCode.PROTECTED:
             return f"{ask}; only protected runs are in the way: {others}, the last of them until {until}"
         case VerdictCode.SLOT_LIMIT:
@@ -271,11 +271,13 @@ def _limited(workload: Workload) -> str:
     return f"{full.id} has {used} of at most {limit} {kind} GPUs at a time, planned ones included"
 
 
-def _promised(obstacles: Obstacles, workload: Workload) -> str:
+def _promised(obstacles: Obstacles, workload: Workload, until: str) -> str:
     kept = obstacles.state.reservations[workload.id]
     held, last_ms = obstacles.progress(kept)
     names = _some(kept.nodes)
-    start = f"it starts at {format_instant(kept.start_ms)} at the latest"
+    start = f"it starts at {until} at the latest"
+    if kept.start_ms <= obstacles.state.now_ms:
+        start = f"it was to start at {format_instant(kept.start_ms)}, and they are given up at {until}"
     if held == len(kept.nodes):
         return f"has {names} reserved; all {held} are held for it, and {start}"
     return (
