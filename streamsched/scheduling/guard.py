@@ -10,14 +10,16 @@ Source: `fair-share.md`, section 4.3.
 from __future__ import annotations
 
 from functools import cmp_to_key
+from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 from streamsched.model.events import Comparison, TakeRule
 from streamsched.model.policy import UsageMode, VictimUnderBudget
-from streamsched.scheduling.fair_share import comes_before, standing
+from streamsched.model.quantities import WHOLE
+from streamsched.scheduling.fair_share import comes_before, stand
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
     from streamsched.model.policy import Policy
     from streamsched.scheduling.draft import Draft
@@ -111,12 +113,7 @@ def offers_to(draft: Draft, claimant: Workload, guard_gpu_ms: int) -> list[Offer
 
 def may_take_from(draft: Draft, claimant: Budget, victim: Budget, guard_gpu_ms: int) -> bool:
     """Whether a leaf may take from another past its protection."""
-    ours, theirs = _below_common_ancestor(claimant, victim)
-    mine, other = stand(draft, ours), stand(draft, theirs)
-    if not may_take(mine, other, guard_gpu_ms):
-        return False
-    forbids = draft.state.policy.victim_under_budget is VictimUnderBudget.FORBID
-    return not (forbids and other.used <= other.entitled)
+    return is_allowed(draft, *_below_common_ancestor(claimant, victim), guard_gpu_ms)
 
 
 def _fair_after(
@@ -153,40 +150,69 @@ def may_take(mine: Standing, other: Standing, guard_gpu_ms: int) -> bool:
 
 
 def refusal_of(draft: Draft, claimant: Budget, victim: Budget, guard_gpu_ms: int) -> int | None:
-    """Return by how much use and entitlement together must move before a leaf may take from another; None if it may.
-
-    With ``f = (mine + guard) x E' - theirs x E > 0`` every one of the four can move by ``f / 2(mine + guard + E' +
-    theirs + E)`` and the product stays above zero.
-    """
-    ours, theirs = _below_common_ancestor(claimant, victim)
-    mine, other = stand(draft, ours), stand(draft, theirs)
+    """Return how far use must move before a leaf may take from another; None if it may. See `distance`."""
     if may_take_from(draft, claimant, victim, guard_gpu_ms):
         return None
-    ahead = (mine.used + guard_gpu_ms) * other.entitled - other.used * mine.entitled
+    return distance(draft, *_below_common_ancestor(claimant, victim), guard_gpu_ms)
+
+
+def distance(draft: Draft, ours: Budget, theirs: Budget, guard_gpu_ms: int) -> int:
+    """Return how far the use of two siblings must move, each, before one may take from the other, which it may not.
+
+    That is D GPU-milliseconds; entitlements then move by at most their quotas of D. With
+    ``f = (mine + guard) x E' - theirs x E > 0`` and ``S = E + E' + q'(mine + guard) + q theirs`` the product changes by
+    at most ``D S + 2 q D^2``, which is less than f for ``D = 4/5 f/S``.
+    """
+    mine, other = stand(draft, ours), stand(draft, theirs)
+    after = mine.used + guard_gpu_ms
+    ahead = after * other.entitled - other.used * mine.entitled
     if ahead > 0:
-        return ahead // (2 * (mine.used + guard_gpu_ms + other.entitled + other.used + mine.entitled))
+        by_quota = after * _most_quota(theirs) + other.used * _most_quota(ours)
+        return 4 * ahead // (5 * (mine.entitled + other.entitled + by_quota // WHOLE + 1))
     if draft.state.policy.victim_under_budget is VictimUnderBudget.FORBID:
         return max(0, other.entitled - other.used) // 2
     return 0
 
 
-def stand(draft: Draft, budget: Budget) -> Standing:
-    """Return the standing of a budget for allocated work, computed once until this decision gives it something."""
-    known = draft.standings.get(budget)
-    if known is None:
-        known = draft.standings[budget] = standing(budget, draft, allocated=True)
-    return known
+def rivals(leaf: Budget) -> Iterator[tuple[Budget, Budget]]:
+    """Yield each pair of siblings that decides from whom a leaf may take: the one towards it, and the other."""
+    for ours in leaf.path[:-1]:
+        if ours.parent is not None:
+            for theirs in ours.parent.children.values():
+                if theirs is not ours:
+                    yield ours, theirs
+
+
+def is_allowed(draft: Draft, ours: Budget, theirs: Budget, guard_gpu_ms: int) -> bool:
+    """Whether what is below one sibling may take from what is below another, past its protection."""
+    mine, other = stand(draft, ours), stand(draft, theirs)
+    if not may_take(mine, other, guard_gpu_ms):
+        return False
+    forbids = draft.state.policy.victim_under_budget is VictimUnderBudget.FORBID
+    return not (forbids and other.used <= other.entitled)
+
+
+def rival_of(leaf: Budget, other: Budget) -> Budget:
+    """Return the vertex as which another leaf is compared with a leaf."""
+    return _below_common_ancestor(leaf, other)[1]
+
+
+def _most_quota(budget: Budget) -> int:
+    """Return the largest quota of a budget inside the window."""
+    return max(budget.quota_nano, *(quota for _, quota in budget.segments))
 
 
 def _below_common_ancestor(one: Budget, other: Budget) -> tuple[Budget, Budget]:
-    """Return the children of the lowest common ancestor towards two different leaves; they stay what they are."""
+    """Return the children of the lowest common ancestor towards two different leaves; they stay what they are.
+
+    What still runs in a leaf that has got children is compared as that vertex, with its child towards the other leaf.
+    """
     known = one.forks.get(other)
     if known is None:
-        known = one.forks[other] = next(
-            (mine, theirs)
-            for mine, theirs in zip(reversed(one.path), reversed(other.path), strict=False)
-            if mine is not theirs
-        )
+        paths = list(zip_longest(reversed(one.path), reversed(other.path)))
+        depth = next(depth for depth, (mine, theirs) in enumerate(paths) if mine is not theirs)
+        mine, theirs = paths[depth]
+        known = one.forks[other] = (mine or one, theirs or other)
     return known
 
 
@@ -207,9 +233,7 @@ def _most_served_first(draft: Draft, leaves: Collection[Budget]) -> list[Budget]
     waiting = list(below[None])
     while waiting:
         budget = waiting.pop()
-        children = below.get(budget)
-        if children is None:
+        if budget in leaves:
             ordered.append(budget)
-        else:
-            waiting.extend(sorted(children, key=cmp_to_key(later), reverse=True))
+        waiting.extend(sorted(below.get(budget, ()), key=cmp_to_key(later), reverse=True))
     return ordered

@@ -121,7 +121,7 @@ def _accept(state: ClusterState, item: ProposedPlacement) -> None:
     victims = [state.workloads[victim.workload] for victim in item.victims]
     allocated = [victim for victim in victims if victim.is_allocated]
     grace = state.policy.grace_ms if allocated else state.policy.unallocated_grace_ms
-    _spend(state, item, allocated)
+    _spend(state, item)
     run.deadline_ms = state.now_ms + grace + state.policy.stop_timeout_ms
     state.timers.set(workload)
     for victim in victims:
@@ -141,13 +141,14 @@ def _protected_time(state: ClusterState, workload: Workload, run: Run) -> int:
     return most if (leaf.charged.held + run.units) * WHOLE > quota else wanted
 
 
-def _spend(state: ClusterState, item: ProposedPlacement, victims: list[Workload]) -> None:
+def _spend(state: ClusterState, item: ProposedPlacement) -> None:
     """Count the allocated GPUs that are preempted, unless it was promised."""
-    spent = sum(
-        victim.gpus
-        for victim, named in zip(victims, (v for v in item.victims if v.because is not None), strict=True)
-        if named.because is not None and named.because.rule is not TakeRule.RESERVATION
-    )
+    spent = 0
+    for named in item.victims:
+        victim = state.workloads[named.workload]
+        is_promised = named.because is not None and named.because.rule is TakeRule.RESERVATION
+        if victim.is_allocated and not is_promised:
+            spent += victim.gpus
     if spent:
         pool = state.inventory.pools[state.nodes[item.seats[0].node].pool]
         budget = state.disruption.setdefault(pool.id, DisruptionBudget())

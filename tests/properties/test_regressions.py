@@ -215,6 +215,26 @@ class TestPreemption:
         assert effects.commands == []
         assert story.state.void == {"victim_gone": 1}
 
+    def test_an_allocated_victim_named_without_a_reason(self) -> None:
+        """The fold counts it as preempted; it stopped every scheduler."""
+        story = Story(TREE, node("n1"), submitted("u", budget="b"))
+        story.round()
+        story.start("u")
+        story.at(HOUR).tell(submitted("w"))
+        story.tell(proposed(story, "w", (Seat(rank=0, node="n1", gpu_mask=0xFF),), Victim(workload="u", attempt=1)))
+        assert (story.phase("u"), story.phase("w")) == ("stopping", "planned")
+
+    def test_a_victim_whose_leaf_has_got_children(self) -> None:
+        """It is compared as its vertex, with the child that asks: a has used 8 GPU-hours, and a/x nothing."""
+        story = Story(TREE, node("n1"), submitted("u"))
+        story.round()
+        story.start("u")
+        story.tell(budgets("b2", "b1", a=0.5, **{"a/x": 1.0}))
+        story.at(HOUR).tell(submitted("w", budget="a/x"))
+        story.at(HOUR + MINUTE).tick()
+        story.round()
+        assert (story.phase("u"), story.phase("w")) == ("stopping", "planned")
+
 
 class TestLifecycle:
     """Ends and beginnings."""
