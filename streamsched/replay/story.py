@@ -35,6 +35,7 @@ from streamsched.model.events import (
     WorkloadReprioritized,
     WorkloadSubmitted,
 )
+from streamsched.model.policy import Order
 from streamsched.model.quantities import HOUR, format_duration, format_instant
 from streamsched.scheduling.verdicts import compared_in_words, ratio_in_words
 from streamsched.state.cluster import ClusterState
@@ -280,7 +281,8 @@ def _taken(item: ProposedPlacement, state: ClusterState) -> str:
     rules: dict[str, list[str]] = {}
     for victim in item.victims:
         if victim.because is not None:
-            rules.setdefault(_rule(item, victim, victim.because, state), []).append(victim.workload)
+            name = f"{victim.workload} (protected until {format_instant(victim.because.protected_until_ms)})"
+            rules.setdefault(_rule(item, victim, victim.because, state), []).append(name)
     if not rules:
         return ""
     return f"; {_amount(item, state)}; " + "; ".join(f"{_some(names)} by {rule}" for rule, names in rules.items())
@@ -304,23 +306,31 @@ def _rule(item: ProposedPlacement, victim: Victim, because: Comparison, state: C
     match because.rule:
         case TakeRule.PRIORITY:
             ours, theirs = (_priority(id_, state) for id_ in (item.workload, victim.workload))
-            return f"priority inside one budget ({_compared(because)}): {ours} of {item.workload} is above {theirs}"
+            above = f"{ours} of {item.workload} is above {theirs}"
+            return f"priority inside one budget, {_compared(because)}: {above}{_commits(because, run, state)}"
         case TakeRule.RESERVATION:
             return (
                 f"reservation: the nodes were promised, which asks only for the end of protection; "
                 f"{_compared(because)}{_commits(because, run, state)}"
             )
         case TakeRule.FAIR_SHARE:
-            raised = because.claimant_used_gpu_ms + because.guard_gpu_ms
-            guard = (
-                f"; with the guard of {because.guard_gpu_ms / HOUR:,.2f} GPU-h {because.claimant} is at "
-                f"{ratio_in_words(raised, because.claimant_entitled_gpu_ms)}, which is not above {because.victim}"
-                if because.guard_gpu_ms and because.victim_entitled_gpu_ms
-                else "; no guard is left"
-                if not because.guard_gpu_ms
-                else ""
-            )
-            return f"fair share: {_compared(because)}{guard}{_commits(because, run, state)}"
+            return f"fair share: {_compared(because)}; {_guard(because, state)}{_commits(because, run, state)}"
+
+
+def _guard(because: Comparison, state: ClusterState) -> str:
+    """Return why the guard against taking turns does not hold a claimant back."""
+    if not because.victim_entitled_gpu_ms:
+        return f"{because.victim} is due nothing, so no guard is asked"
+    if not because.guard_gpu_ms:
+        return "no guard is asked"
+    raised = because.claimant_used_gpu_ms + because.guard_gpu_ms
+    if raised * because.victim_entitled_gpu_ms <= because.victim_used_gpu_ms * because.claimant_entitled_gpu_ms:
+        ratio = ratio_in_words(raised, because.claimant_entitled_gpu_ms)
+        guard = f"the guard of {because.guard_gpu_ms / HOUR:,.2f} GPU-h"
+        return f"with {guard} {because.claimant} is at {ratio}, which is not above {because.victim}"
+    if state.policy.order is Order.DUE_FIRST:
+        return f"{because.victim} holds its quota or more and {because.claimant} less, so no guard is asked"
+    return f"{because.claimant} stays within what it is due, and {because.victim} is above that"
 
 
 def _priority(workload: str, state: ClusterState) -> str:

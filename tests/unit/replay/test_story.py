@@ -192,3 +192,106 @@ async def test_a_session_reads_when_it_was_warned_and_extended() -> None:
         "Warned that its protection ends at 1970-01-01T01:00:00Z.",
         "Extended by 30m: protected until 1970-01-01T01:30:00Z.",
     ]
+
+
+async def test_a_preemption_by_fair_share_can_be_redone() -> None:
+    """8 of 32 GPU-hours against none: with the guard of one hour of 8 GPUs the claimant is just as far."""
+    story = Story(adopted(patience_ms=0), *nodes(1), budgets(a=0.5, b=0.5), submitted("old", budget="b"))
+    story.round()
+    story.start("old")
+    story.at(1 * HOUR).tell(submitted("w"))
+    story.round()
+
+    old, w = await told(story, "old"), await told(story, "w")
+
+    rule = (
+        "by fair share: a at 0.000 (0.00 of 32.00 GPU-h), b at 0.250 (8.00 of 32.00 GPU-h); with the guard of 8.00 "
+        "GPU-h a is at 0.250 (8.00 of 32.00 GPU-h), which is not above b; the claimant commits 8.00 GPU-h, and a is at "
+        "0.250 (8.00 of 32.00 GPU-h) then"
+    )
+    assert old[-1][2] == (
+        f"Round 2 takes its GPUs for w of a: its protection ended at 1970-01-01T01:00:00Z; {rule}; 8 allocated GPUs "
+        "preempted for 8 requested; it waits again afterwards for attempt 2, at place 1 of b as of now; it is being "
+        "stopped: preempted, for w."
+    )
+    assert w[-1][2] == (
+        "Round 2 gave it n1, once old left; its turn because a at 0.000 went first of 2; 8 allocated GPUs preempted "
+        f"for 8 requested; old (protected until 1970-01-01T01:00:00Z) {rule}; attempt 1 is planned."
+    )
+
+
+async def test_a_preemption_by_priority_names_both() -> None:
+    """Inside one budget, which has used 8 of 64 GPU-hours and commits 8 more; what cannot be resumed is over."""
+    story = Story(adopted(patience_ms=0), *nodes(1), budgets(a=1), submitted("old", resumable=False))
+    story.round()
+    story.start("old")
+    story.at(1 * HOUR).tell(submitted("w", priority=5))
+    story.round()
+
+    old = await told(story, "old")
+
+    assert (
+        "by priority inside one budget, a at 0.125 (8.00 of 64.00 GPU-h): 5 of w is above 0; the claimant commits 8.00 "
+        "GPU-h, and a is at 0.250 (16.00 of 64.00 GPU-h) then; 8 allocated GPUs preempted for 8 requested; it cannot "
+        "be resumed, so this is its end"
+    ) in old[-1][2]
+
+
+async def test_more_than_the_disruption_cap_is_said() -> None:
+    """The only gang that can be stopped has four times what is asked for."""
+    story = Story(adopted(patience_ms=0), *nodes(4), budgets(a=0.5, b=0.5), submitted("old", budget="b", ranks=4))
+    story.round()
+    story.start("old")
+    story.at(1 * HOUR).tell(submitted("w"))
+    story.round()
+
+    old = await told(story, "old")
+
+    assert "32 allocated GPUs preempted for 8 requested, over the disruption cap of 2 for each" in old[-1][2]
+
+
+def reserved_for_a_gang() -> Story:
+    """Two nodes of `b`, protected for an hour; after two minutes they are reserved for a gang of `a`."""
+    story = Story(*nodes(2), budgets(a=0.5, b=0.5))
+    story.tell(submitted("old1", budget="b"), submitted("old2", budget="b"))
+    story.round()
+    story.start("old1")
+    story.start("old2")
+    story.tell(submitted("gang", ranks=2, min_runtime_ms=4 * HOUR))
+    story.at(2 * MINUTE).tick()
+    story.round()
+    return story
+
+
+async def test_a_reservation_is_told_from_its_making_to_its_keeping() -> None:
+    """16 of 64 GPU-hours against none, and 4 hours of 16 GPUs committed: all that `a` is due."""
+    story = reserved_for_a_gang()
+    story.at(1 * HOUR).tick()
+    story.round()
+
+    gang, old = await told(story, "gang"), await told(story, "old2")
+
+    assert gang[1][2] == (
+        "Round 2 reserved n1, n2 for it; it starts at 1970-01-01T01:00:00Z at the latest, when all protection there "
+        "has ended; 16 allocated GPUs would be preempted, without a guard; its turn because a at 0.000 went first of 2."
+    )
+    assert gang[2][2].startswith("Round 3 gave it its reserved nodes n1, n2, once old1, old2 left;")
+    assert (
+        "its protection ended at 1970-01-01T01:00:00Z; by reservation: the nodes were promised, which asks only for "
+        "the end of protection; a at 0.000 (0.00 of 64.00 GPU-h), b at 0.250 (16.00 of 64.00 GPU-h); the claimant commits "
+        "64.00 GPU-h, and a is at 1.000 (64.00 of 64.00 GPU-h) then; 16 allocated GPUs preempted for 16 requested"
+    ) in old[-1][2]
+
+
+async def test_the_end_of_a_reservation_says_why() -> None:
+    """A node left, or the last GPUs were too late."""
+    left, late = reserved_for_a_gang(), reserved_for_a_gang()
+    left.tell(health("n1", NodeHealth.UNHEALTHY))
+    late.at(70 * MINUTE).tick()
+
+    assert (await told(left, "gang"))[-1][2] == (
+        "Node n1 became unhealthy (a test); its reservation of n1, n2 has ended: n1 can take no work."
+    )
+    assert (await told(late, "gang"))[-1][2] == (
+        "Its reservation of n1, n2 has ended: 10m after 1970-01-01T01:00:00Z the last GPUs were not free yet."
+    )
