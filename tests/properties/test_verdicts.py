@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
+import pytest
 from hypothesis import given
 
 from streamsched.scheduling.obstacles import Obstacles, VerdictCode
@@ -12,6 +13,8 @@ from streamsched.scheduling.verdicts import verdict, waiting_code
 from streamsched.state.cluster import ClusterState
 from streamsched.state.workloads import Phase
 from tests.properties.histories import History, histories
+from tests.replays.histories import HISTORIES, read_history
+from tests.replays.scenarios import SCENARIOS
 
 _TIMELESS = (VerdictCode.RUNS, VerdictCode.STARTS, VerdictCode.STOPS, VerdictCode.PLANNED)
 _NEXT = (VerdictCode.NEXT_ROUND, VerdictCode.BEHIND, VerdictCode.PROMISED)
@@ -52,3 +55,14 @@ def test_verdicts_agree_with_decisions(history: History) -> None:
     for workload in history.state.workloads.values():
         if workload.phase is Phase.QUEUED:
             assert waiting_code(history.state, workload) is not VerdictCode.NEXT_ROUND
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_workload_of_a_recorded_history_has_one_verdict(name: str) -> None:
+    """At every fiftieth record, and at the end."""
+    state = ClusterState()
+    for record in read_history(HISTORIES / f"{name}.jsonl"):
+        state.apply(record)
+        if record.cursor % 50 == 0:
+            look(state)
+    look(state)
