@@ -279,7 +279,8 @@ async def test_a_reservation_is_told_from_its_making_to_its_keeping() -> None:
     assert (
         "its protection ended at 1970-01-01T01:00:00Z; by reservation: the nodes were promised, which asks only for "
         "the end of protection; a at 0.000 (0.00 of 64.00 GPU-h), b at 0.250 (16.00 of 64.00 GPU-h); the claimant "
-        "commits 64.00 GPU-h, and a is at 1.000 (64.00 of 64.00 GPU-h) then; 16 allocated GPUs preempted for 16 requested"
+        "commits 64.00 GPU-h, and a is at 1.000 (64.00 of 64.00 GPU-h) then; 16 allocated GPUs preempted for 16 "
+        "requested"
     ) in old[-1][2]
 
 
