@@ -47,7 +47,7 @@ from streamsched.model.events import (
     WorkloadSubmitted,
 )
 from streamsched.model.identifiers import command_order
-from streamsched.model.policy import Policy
+from streamsched.model.policy import Order, Policy, VictimUnderBudget
 from streamsched.model.quantities import DAY, HOUR, MINUTE, SECOND, WHOLE
 from streamsched.scheduling.decision import decide
 from streamsched.state.cluster import ClusterState
@@ -269,6 +269,18 @@ def _adopt(history: History, random: Random) -> None:
         flap_limit=random.choice((1, 3)),
         hold_down_ms=random.choice((MINUTE, HOUR)),
         warning_ms=random.choice((0, 15 * MINUTE)),
+        order=random.choice((Order.WINDOW, Order.WINDOW, Order.DUE_FIRST)),
+        guard=random.random() < 0.7,
+        guard_relaxation_ms=random.choice((None, HOUR, DAY)),
+        victim_under_budget=random.choice((*[VictimUnderBudget.ALLOW] * 3, VictimUnderBudget.FORBID)),
+        over_quota_protection_ms=random.choice((None, None, 5 * MINUTE)),
+        patience_ms=random.choice((0, 15 * SECOND, 5 * MINUTE)),
+        disruption_cap=random.choice((1, 2)),
+        preemption_burst_percent=random.choice((0, 50, 100, 10_000)),
+        preemption_refill_percent=random.choice((0, 25)),
+        reservations=random.choice((0, 1, 2, 2)),
+        reserve_after_ms=random.choice((0, 0, 2 * MINUTE)),
+        nodes_per_headroom_node=random.choice((0, 2, 64)),
     )
     history.tell(_sourced(history, random, PolicyAdopted(policy=policy, reason="a test"), "control.v1/0"))
 
@@ -343,6 +355,40 @@ def _wait_for_stops(history: History, random: Random) -> None:
     history.tell(Tick(tick=history.state.last_tick + 1))
     if random.random() < 0.5:
         _release_orphans(history, random)
+
+
+def _contend(history: History, random: Random) -> None:
+    """One leaf fills the cluster with allocated work and keeps it past its protection; then another asks for some."""
+    leaves = [leaf.id for leaf in history.state.budgets.leaves() if leaf.quota_nano]
+    if not leaves:
+        return
+    mine, other = random.choice(leaves), random.choice(leaves)
+    least_ms = random.choice((5 * MINUTE, HOUR))
+    _ask(history, random, mine, least_ms, random.randrange(4, 10))
+    history.settle()
+    for workload, node, attempt in _held(history):
+        if random.random() < 0.95:
+            history.tell(RunStarted(node=node, workload=workload, attempt=attempt))
+    history.append_ms = max(history.append_ms, history.state.now_ms) + least_ms + random.choice((-1, 0, HOUR))
+    _ask(history, random, other, random.choice((5 * MINUTE, HOUR, 8 * HOUR)), random.randrange(1, 4))
+    for wait_ms in (0, history.state.policy.patience_ms, random.choice((0, 2 * MINUTE, HOUR))):
+        history.append_ms += wait_ms
+        history.tell(Tick(tick=history.state.last_tick + 1))
+        history.settle()
+
+
+def _ask(history: History, random: Random, leaf: str, min_runtime_ms: int, times: int) -> None:
+    for _ in range(times):
+        fact = WorkloadSubmitted(
+            workload=random.choice(WORKLOADS),
+            budget=leaf,
+            ranks=random.choice((1, 1, 1, 2, 3)),
+            gpus_per_rank=random.choice((2, 4, 8, 8)),
+            min_runtime_ms=min_runtime_ms,
+            resumable=random.random() < 0.7,
+            priority=random.choice((0, 0, 1)),
+        )
+        history.tell(_sourced(history, random, fact, "workloads.v1/0"))
 
 
 def _extend(history: History, random: Random) -> None:
@@ -555,12 +601,13 @@ MOVERS, WEIGHTS = zip(
     (_order_drain, 3),
     (_begin_repair, 1),
     (_wait_for_stops, 1),
+    (_contend, 6),
     (_extend, 3),
     (_accept, 3),
     (_change_tree, 3),
     (_schedule_tree, 2),
     (_adjust, 3),
-    (_adopt, 2),
+    (_adopt, 4),
     (_cancel, 3),
     (_reprioritize, 2),
     (_propose_badly, 5),

@@ -11,7 +11,7 @@ from hypothesis import given
 from streamsched.model.commands import Correction, Effects
 from streamsched.model.events import BudgetTreeChanged, Drain, NodeHealth, PolicyAdopted, Record, UsageAdjusted
 from streamsched.model.identifiers import parent_of
-from streamsched.model.quantities import WHOLE
+from streamsched.model.quantities import MINUTE, WHOLE
 from streamsched.state.cluster import ClusterState
 from streamsched.state.usage import Budget
 from streamsched.state.workloads import Phase, Workload
@@ -203,7 +203,10 @@ def _committed_gpu_ms(state: ClusterState, budget: Budget) -> int:
         if run is None or not workload.min_runtime_ms or budget not in workload.budget.path or run.stop is not None:
             continue
         timeout = workload.timeout_ms
-        least = workload.min_runtime_ms if timeout is None else min(workload.min_runtime_ms, timeout)
+        asked = workload.min_runtime_ms if timeout is None else min(workload.min_runtime_ms, timeout)
+        least = run.min_ms + run.extended_ms
+        # A policy may give less to a start that lifts its leaf above its quota: here five minutes.
+        assert run.min_ms in (asked, min(asked, 5 * MINUTE))
         gpus = workload.ranks * workload.gpus_per_rank
         if workload.phase is Phase.PLANNED:
             total += gpus * least

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from fractions import Fraction
 from itertools import combinations
 from random import Random
 from typing import TypeVar
@@ -11,14 +10,12 @@ from typing import TypeVar
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamsched.model.events import PolicyAdopted, ProposedPlacement, Record, RoundProposed
+from streamsched.model.events import PolicyAdopted, ProposedPlacement, Record, RoundProposed, WorkloadCancelled
 from streamsched.scheduling.decision import decide
 from streamsched.scheduling.scheduler import Scheduler
 from streamsched.state.cluster import ClusterState
-from streamsched.state.inventory import Node
 from streamsched.state.snapshot import freeze, thaw
-from streamsched.state.usage import Budget
-from streamsched.state.workloads import Workload
+from tests.properties.by_the_book import fits, may_be_placed, next_by_the_book, nodes_by_the_book, preemptible, room
 from tests.properties.histories import History, histories
 
 K = TypeVar("K")
@@ -33,17 +30,18 @@ def test_a_proposal_that_is_folded_at_once_is_never_void(history: History) -> No
         waiting = len(state.workloads)
         rounds = 0
         while (proposal := decide(state)) is not None:
-            assert proposal.placements
+            assert proposal.placements or proposal.reservations
             fold(state, proposal)
             assert state.void == void
             rounds += 1
-            assert rounds <= waiting, "every round places something that waits"
+            assert rounds <= 2 * waiting, "every round places something that waits, or promises it nodes"
 
 
 @given(histories())
 def test_what_waits_in_the_end_fits_nowhere(history: History) -> None:
-    """When there is nothing to decide, no workload fits: on free GPUs, or with all unallocated work stopped."""
+    """When there is nothing to decide, no workload fits: neither on free GPUs nor with all stopped whom it may stop."""
     for state in some_states(history):
+        adopt(state, preemption_burst_percent=10_000)
         settle(state)
         for workload in state.workloads.values():
             assert not may_be_placed(state, workload), workload.id
@@ -66,10 +64,13 @@ def test_a_scheduler_that_looks_only_when_something_stirred_misses_nothing(histo
 def test_the_turn_is_that_of_the_sibling_furthest_behind(history: History) -> None:
     """From the root down to the leaf the smallest used / entitled goes first, then the older candidate, then the id.
 
-    Allocated work before unallocated work; in the leaf priority, requeued work, age and id.
+    Allocated work before unallocated work; in the leaf priority, requeued work, age and id. Where nodes are promised,
+    these come first, so nothing is promised here.
     """
     for state in some_states(history):
-        one_by_one(state)
+        for id_ in list(state.reservations):
+            fold(state, WorkloadCancelled(workload=id_))
+        adopt(state, placements_per_round=1, preemption_burst_percent=10_000, reservations=0)
         while (proposal := decide(state)) is not None:
             (item,) = proposal.placements
             assert item.workload == next_by_the_book(state)
@@ -82,14 +83,13 @@ def test_a_proposal_of_many_is_many_proposals_of_one(history: History) -> None:
     """What a proposal takes away, the items after it do not see, just as if it had been folded."""
     for state in some_states(history):
         single = thaw(freeze(state))
-        one_by_one(single)
-        items = [item for proposal in settle(state) for item in proposal.placements]
-        for item in items:
-            proposal = decide(single)
-            assert proposal is not None
-            (alone,) = proposal.placements
-            assert (alone.workload, alone.seats, alone.victims) == (item.workload, item.seats, item.victims)
-            fold(single, proposal)
+        adopt(single, placements_per_round=1, reservations=0)
+        adopt(state, placements_per_round=200, reservations=0)
+        some, all_ = (
+            [(item.workload, item.seats, item.victims) for proposal in settle(one) for item in proposal.placements]
+            for one in (single, state)
+        )
+        assert some == all_
 
 
 @given(histories())
@@ -98,9 +98,10 @@ def test_no_victim_can_be_spared(history: History) -> None:
     for state in some_states(history):
         one_by_one(state)
         while (proposal := decide(state)) is not None:
-            (item,) = proposal.placements
-            if item.victims:
-                assert_victims_are_needed(state, item)
+            if len(proposal.placements) == 1 and not proposal.reservations:
+                (item,) = proposal.placements
+                if item.victims and item.workload not in state.reservations:
+                    assert_victims_are_needed(state, item)
             fold(state, proposal)
 
 
@@ -131,86 +132,7 @@ def test_the_order_of_dicts_does_not_matter(history: History, random: Random) ->
     assert decide(state) == proposal
 
 
-# --- by the book ------------------------------------------------------------------------------------------------------
-
-
-def next_by_the_book(state: ClusterState) -> str | None:
-    """Return whose turn it is, by trying every workload and comparing ratios as fractions."""
-    for allocated in (True, False):
-        waiting = [w for w in state.workloads.values() if w.is_allocated is allocated and may_be_placed(state, w)]
-        if not waiting:
-            continue
-        budget = state.budgets.root
-        while budget.children:
-            budget = min(
-                (child for child in budget.children.values() if below(waiting, child)),
-                key=lambda child: (*ratio(state, child, allocated=allocated), oldest(below(waiting, child)), child.id),
-            )
-        first = min(below(waiting, budget), key=lambda w: (-w.priority, 0 if w.requeued else 1, w.queued_ms, w.id))
-        return first.id
-    return None
-
-
-def ratio(state: ClusterState, budget: Budget, *, allocated: bool) -> tuple[bool, Fraction]:
-    """Return used / entitled, in a form in which nothing entitled is more than anything else."""
-    now = state.now_ms
-    if allocated:
-        used = budget.charged_gpu_ms(now) + budget.committed_gpu_ms(now)
-        entitled = budget.entitled_gpu_ms(now)
-    else:
-        used, entitled = budget.unallocated_gpu_ms(now), budget.quota_nano
-    return (True, Fraction(0)) if not entitled else (False, Fraction(used, entitled))
-
-
-def below(workloads: list[Workload], budget: Budget) -> list[Workload]:
-    """Return those of a budget and of all below it."""
-    return [workload for workload in workloads if budget in workload.budget.path]
-
-
-def oldest(workloads: list[Workload]) -> int:
-    """Return since when the first of them waits."""
-    return min(workload.queued_ms for workload in workloads)
-
-
-def may_be_placed(state: ClusterState, workload: Workload) -> bool:
-    """Whether a workload waits, may be looked at, and would fit into some pool now."""
-    if workload.run is not None or workload.held_until_ms > state.now_ms:
-        return False
-    if workload.is_allocated and not workload.budget.quota_nano:
-        return False
-    pools = sorted({node.pool for node in state.nodes.values()})
-    return any(
-        slots(state, pool, workload.gpus_per_rank, stopped=preemptible(state) if workload.is_allocated else ())
-        >= workload.ranks
-        for pool in pools
-        if workload.pool in (None, pool)
-    )
-
-
-def preemptible(state: ClusterState) -> tuple[str, ...]:
-    """Return the unallocated workloads that run and that nobody stops."""
-    return tuple(
-        id_ for id_, w in state.workloads.items() if not w.is_allocated and w.run is not None and w.run.stop is None
-    )
-
-
-def slots(state: ClusterState, pool: str, gpus_per_rank: int, stopped: tuple[str, ...]) -> int:
-    """Count the ranks that fit into a pool once some workloads have released their GPUs."""
-    return sum(
-        room(node, stopped).bit_count() // gpus_per_rank
-        for node in state.nodes.values()
-        if node.pool == pool and node.takes_work
-    )
-
-
-def room(node: Node, stopped: tuple[str, ...]) -> int:
-    """Return the GPUs of a node that nobody else has, waits for or left behind."""
-    taken = 0
-    for owners in (node.held, node.claims, node.orphans):
-        for (workload, _), mask in owners.items():
-            if workload not in stopped or owners is not node.held:
-                taken |= mask
-    return node.all_mask & ~taken
+# --- checks -----------------------------------------------------------------------------------------------------------
 
 
 def assert_victims_are_needed(state: ClusterState, item: ProposedPlacement) -> None:
@@ -218,17 +140,15 @@ def assert_victims_are_needed(state: ClusterState, item: ProposedPlacement) -> N
     workload = state.workloads[item.workload]
     pool = state.nodes[item.seats[0].node].pool
     victims = tuple(victim.workload for victim in item.victims)
-    assert slots(state, pool, workload.gpus_per_rank, victims) >= workload.ranks
+    assert fits(state, workload, pool, victims)
     for spared in victims:
-        others = tuple(victim for victim in victims if victim != spared)
-        assert slots(state, pool, workload.gpus_per_rank, others) < workload.ranks
-    if workload.ranks == 1:
+        assert not fits(state, workload, pool, tuple(victim for victim in victims if victim != spared))
+    if workload.ranks == 1 and all(victim in preemptible(state) for victim in victims):
         stopped = sum(state.workloads[victim].gpus for victim in victims)
         assert stopped <= min(
             (
                 sum(held_gpus(state, id_) for id_ in some)
-                for node in state.nodes.values()
-                if node.pool == pool and node.takes_work
+                for node in nodes_by_the_book(state, workload, pool)
                 for some in subsets([key[0] for key in node.held if key[0] in preemptible(state)])
                 if room(node, some).bit_count() >= workload.gpus_per_rank
             ),
@@ -260,8 +180,12 @@ def some_states(history: History) -> Iterator[ClusterState]:
 
 def one_by_one(state: ClusterState) -> None:
     """Let each proposal place one gang only."""
-    policy = state.policy.model_copy(update={"placements_per_round": 1})
-    fold(state, PolicyAdopted(policy=policy, reason="a test"))
+    adopt(state, placements_per_round=1)
+
+
+def adopt(state: ClusterState, **knobs: int) -> None:
+    """Change some knobs of the policy."""
+    fold(state, PolicyAdopted(policy=state.policy.model_copy(update=knobs), reason="a test"))
 
 
 def settle(state: ClusterState) -> list[RoundProposed]:
@@ -273,7 +197,7 @@ def settle(state: ClusterState) -> list[RoundProposed]:
     return proposals
 
 
-def fold(state: ClusterState, event: RoundProposed | PolicyAdopted) -> None:
+def fold(state: ClusterState, event: RoundProposed | PolicyAdopted | WorkloadCancelled) -> None:
     """Fold an event now."""
     state.apply(Record(state.next_cursor, state.now_ms, event))
 

@@ -126,16 +126,36 @@ def test_a_gang_is_placed_whole_or_not_at_all(history: History) -> None:
 
 
 @given(histories())
-def test_only_unallocated_work_is_a_victim_and_only_for_allocated_work(history: History) -> None:
-    """Allocated work is never stopped for somebody else, protected or not."""
+def test_no_protected_run_is_a_victim_and_only_allocated_work_has_victims(history: History) -> None:
+    """Not even for a proposal that is mad, and not a millisecond early; who is bound or starts is protected.
+
+    When protection ends at the earliest is told from the submission, the policy and the start.
+    """
+    least: dict[tuple[Workload, int], int] = {}
+    protected_until: dict[tuple[Workload, int], int] = {}
     for state, _, effects in history.folded():
+        for workload in state.workloads.values():
+            run = workload.run
+            if run is None:
+                continue
+            key = (workload, run.attempt)
+            spans = (workload.min_runtime_ms, workload.timeout_ms, state.policy.over_quota_protection_ms)
+            least.setdefault(key, min(span for span in spans if span is not None))
+            if run.started_ms == state.now_ms:
+                protected_until.setdefault(key, state.now_ms + least[key])
         for command in effects.commands:
-            if isinstance(command, Stop) and command.reason is StopReason.PREEMPTED:
-                victim = state.workloads.get(command.workload)
-                assert victim is None or victim.min_runtime_ms == 0
-                if command_order(command.command)[0] == state.next_cursor - 1:
-                    assert command.beneficiary is not None
-                    assert state.workloads[command.beneficiary].min_runtime_ms > 0
+            if not isinstance(command, Stop) or command.reason is not StopReason.PREEMPTED:
+                continue
+            if command_order(command.command)[0] != state.next_cursor - 1:
+                continue  # It was sent before.
+            assert command.beneficiary is not None
+            assert state.workloads[command.beneficiary].min_runtime_ms > 0
+            victim = state.workloads[command.workload]
+            if victim.min_runtime_ms:
+                assert victim.run is not None
+                assert victim.run.protected_until_ms is not None
+                assert victim.run.protected_until_ms <= state.now_ms
+                assert protected_until[victim, command.attempt] <= state.now_ms
 
 
 @given(histories(80))
@@ -248,7 +268,7 @@ def test_everything_that_ended_is_forgotten(history: History) -> None:
     assert frozen["tree"]["changes"] == frozen["tree"]["closed_in_use"] == frozen["tree"]["capacity_changes"] == []
     root = frozen["budgets"][0]
     assert len(frozen["budgets"]) == 1
-    assert (root["charged"][0], root["uncharged"][0], root["commitment"], root["queued"]) == (0, 0, [0, 0, 0], 0)
+    assert (root["charged"][0], root["uncharged"][0], root["commitment"], root["queued"]) == (0, 0, [0, 0, "0"], 0)
     assert all(not (node.held or node.claims or node.orphans or node.preemptible) for node in state.nodes.values())
     assert state.next_wakeup_ms is None
     assert len(state.timers) == 0
