@@ -290,7 +290,8 @@ def jobs(state: ClusterState, chronicle: Chronicle, wanted: JobFilter = EVERY_JO
         if _passes(job, wanted)
     ]
     found.sort(key=lambda job: (job.submitted_ms or 0, job.workload))
-    shown = found if wanted.limit is None else found[-wanted.limit :]
+    obstacles = Obstacles(state)
+    shown = [_with_reason(job, obstacles) for job in found[-(wanted.limit or len(found)) :]]
     return Jobs(cursor=state.next_cursor - 1, at_ms=state.now_ms, matching=len(found), jobs=tuple(shown))
 
 
@@ -321,7 +322,7 @@ def explain(state: ClusterState, chronicle: Chronicle, workload: str) -> Explana
     """Return everything about one workload, or None when the state does not know it."""
     live, ended = state.workloads.get(workload), state.finished.get(workload)
     if live is not None:
-        job = _live_job(state, live, Obstacles(state))
+        job = _with_reason(_live_job(live), Obstacles(state))
     elif ended is not None:
         job = _ended_job(ended, chronicle)
     else:
@@ -348,9 +349,8 @@ def _asks_for_ended(wanted: JobFilter) -> bool:
 
 
 def _every_job(state: ClusterState, chronicle: Chronicle, *, ended: bool) -> Iterator[Job]:
-    obstacles = Obstacles(state)
     for workload in state.workloads.values():
-        yield _live_job(state, workload, obstacles)
+        yield _live_job(workload)
     if ended:
         for finished in state.finished.values():
             yield _ended_job(finished, chronicle)
@@ -362,11 +362,16 @@ def _passes(job: Job, wanted: JobFilter) -> bool:
     return wanted.budget is None or (job.budget is not None and f"{job.budget}/".startswith(f"{wanted.budget}/"))
 
 
-def _live_job(state: ClusterState, workload: Workload, obstacles: Obstacles) -> Job:
+def _with_reason(job: Job, obstacles: Obstacles) -> Job:
+    """Return a job with the word for why it waits, if it does; that costs more than the rest, so only where shown."""
+    if job.phase is not Phase.QUEUED:
+        return job
+    workload = obstacles.state.workloads[job.workload]
+    return job.model_copy(update={"reason": str(waiting_code(obstacles.state, workload, obstacles))})
+
+
+def _live_job(workload: Workload) -> Job:
     run = workload.run
-    reason = None if run is None or run.stop is None else str(run.stop)
-    if workload.phase is Phase.QUEUED:
-        reason = str(waiting_code(state, workload, obstacles))
     return Job(
         workload=workload.id,
         phase=workload.phase,
@@ -387,7 +392,7 @@ def _live_job(state: ClusterState, workload: Workload, obstacles: Obstacles) -> 
         started_ms=run.started_ms if run is not None else None,
         protected_until_ms=run.protected_until_ms if run is not None else None,
         nodes=tuple(dict.fromkeys(seat.node for seat in run.seats)) if run is not None else (),
-        reason=reason,
+        reason=None if run is None or run.stop is None else str(run.stop),
     )
 
 

@@ -94,6 +94,7 @@ class Obstacles:
         self.draft = Draft(state)
         self._places: dict[tuple[object, bool], list[_Place]] = {}
         self._ahead: dict[bool, dict[Budget, tuple[int, int]]] = {}
+        self._offers: dict[tuple[str, int], list[Offer]] = {}
         self._promises: dict[object, Promise | None] = {}
         self._preempted: dict[object, int | None] = {}
 
@@ -276,7 +277,7 @@ class Obstacles:
 
     def _guarded(self, workload: Workload, pool: Pool, nodes: int) -> Obstacle | None:
         """Return the guard that fades last of those that must, when without any the claimant could take enough."""
-        every = offers_to(self.draft, workload, 0)
+        every = self._offers_without_guard(workload)
         gpus = self._would_preempt(workload, pool, nodes, every)
         if gpus is None:
             return None
@@ -292,6 +293,12 @@ class Obstacles:
             if self._would_preempt(workload, pool, nodes, [one for one in every if one.leaf in allowed]) is not None:
                 return self._guard(workload, wait_ms, offer, guard, gpus)
         return self._guard(workload, _NEVER, every[0], guard, gpus)
+
+    def _offers_without_guard(self, workload: Workload) -> list[Offer]:
+        key = (workload.budget.id, workload.priority)
+        if key not in self._offers:
+            self._offers[key] = offers_to(self.draft, workload, 0)
+        return self._offers[key]
 
     def _passes_after(self, workload: Workload, rate: int, because: Comparison) -> int:
         wait_ms = passes_after_ms(self.state.policy, workload, rate, because)
