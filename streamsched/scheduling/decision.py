@@ -22,8 +22,8 @@ from streamsched.model.events import (
 )
 from streamsched.model.policy import UsageMode
 from streamsched.scheduling.draft import Draft, is_short
-from streamsched.scheduling.fair_share import Turns
-from streamsched.scheduling.guard import Offer, guard_of, offers_to, stand
+from streamsched.scheduling.fair_share import Turns, stand
+from streamsched.scheduling.guard import Offer, guard_of, offers_to
 from streamsched.scheduling.placement import place
 from streamsched.scheduling.preemption import Shortage, displace, preempt
 from streamsched.scheduling.reservation import promise, spans_nodes
@@ -182,7 +182,7 @@ class _Decision:
                 taken = draft.taken[queue] = queue.next_order(draft.taken.get(queue, 0))
             if taken == len(queue.entries):
                 hopeful[queue.shape].remove(queue)
-                turns = None
+                turns.drop(queue)
             if found is not None:
                 still = {
                     shape: queues
@@ -253,7 +253,10 @@ class _Decision:
             room = source.takeable if allocated else source.free
             if room.slots(gpus_per_rank) < ranks:
                 continue
-            if allocated or room.slots_on(gpus_per_rank, self.draft.nodes_for(pool, shape, allocated=False)) >= ranks:
+            # A claimant may use the nodes that are reserved for it, so with reservations this is only a first look.
+            if allocated and self.state.reservations:
+                return True
+            if room.slots_on(gpus_per_rank, self.draft.nodes_for(pool, shape, allocated=allocated)) >= ranks:
                 return True
         return False
 
@@ -264,9 +267,8 @@ class _Decision:
         """Seat a gang on the first pool where it can be done with the least harm; else, perhaps, reserve for it."""
         wanted, gpus_per_rank, ranks, _ = shape
         state, draft, allocated = self.state, self.draft, workload.is_allocated
-        claimant = workload.id if workload.id in state.reservations else None
         pools = [
-            (draft.pool(pool), draft.nodes_for(pool, shape, allocated=allocated, claimant=claimant))
+            (draft.pool(pool), draft.nodes_for(pool, shape, allocated=allocated, claimant=workload.id))
             for pool in state.inventory.candidates(wanted)
         ]
         for pool, nodes in pools:
@@ -284,7 +286,9 @@ class _Decision:
             self.memory.looks += 1
         waited_ms = draft.now_ms - workload.queued_ms
         patience_ms = 0 if is_short(shape, state.policy) else state.policy.patience_ms
-        reserves = claimant is None and any(spans_nodes(pool.pool, ranks, gpus_per_rank) for pool, _ in pools)
+        reserves = workload.id not in state.reservations and any(
+            spans_nodes(pool.pool, ranks, gpus_per_rank) for pool, _ in pools
+        )
         is_patient = waited_ms >= patience_ms
         if is_patient:
             for pool, nodes in pools:
@@ -364,7 +368,7 @@ class _Decision:
         mask = 0
         for id_ in promised.nodes:
             mask |= 1 << self.state.nodes[id_].index
-        draft.kept.setdefault(pool.pool.id, []).append(mask)
+        draft.keep(pool.pool, mask)
         self.reservations.append(
             ProposedReservation(
                 workload=workload.id,

@@ -94,6 +94,7 @@ class Draft:
 
     __slots__ = (
         "_headroom",
+        "_nodes_for",
         "_reserved",
         "committed",
         "given",
@@ -125,6 +126,7 @@ class Draft:
         self.jumped_gpu_ms = 0
         #: What allocated budgets stand at, as far as that was asked since they were last given something.
         self.standings: dict[Budget, Standing] = {}
+        self._nodes_for: dict[tuple[str, Shape, bool, str | None], int] = {}
         self._headroom: dict[str, int] = {}
         self._reserved: dict[str, int] = {}
         #: How many workloads were taken from the front of each queue, by leaf and shape.
@@ -169,6 +171,20 @@ class Draft:
 
         Source: `fair-share.md`, sections 4.8 and 4.10.
         """
+        if claimant not in self.state.reservations:
+            claimant = None
+        key = (pool.id, shape, allocated, claimant)
+        known = self._nodes_for.get(key)
+        if known is None:
+            known = self._nodes_for[key] = self._find_nodes(pool, shape, claimant, allocated=allocated)
+        return known
+
+    def keep(self, pool: Pool, nodes: int) -> None:
+        """Let nodes that this decision reserves be used for nothing else in it."""
+        self.kept.setdefault(pool.id, []).append(nodes)
+        self._nodes_for.clear()
+
+    def _find_nodes(self, pool: Pool, shape: Shape, claimant: str | None, *, allocated: bool) -> int:
         state = self.state
         nodes = pool.working
         headroom = self.headroom(pool)
@@ -187,11 +203,14 @@ class Draft:
         return nodes
 
     def headroom(self, pool: Pool) -> int:
-        """Return the headroom nodes of a pool, as bits: the last ones that take work, so that most fill up first."""
+        """Return the headroom nodes of a pool, as bits: the last that take work, so that the others fill first.
+
+        One for each so many nodes, to the nearest whole number.
+        """
         known = self._headroom.get(pool.id)
         if known is None:
             per = self.state.policy.nodes_per_headroom_node
-            left = pool.working.bit_count() // per if per else 0
+            left = (pool.working.bit_count() + per // 2) // per if per else 0
             rest, known = pool.working, 0
             while left:
                 bit = 1 << rest.bit_length() - 1

@@ -73,6 +73,14 @@ def _claimed(budget: Budget, draft: Draft) -> int:
     return budget.planned_units + draft.given.get(budget, 0)
 
 
+def stand(draft: Draft, budget: Budget) -> Standing:
+    """Return the standing of a budget for allocated work, computed once until this decision gives it something."""
+    known = draft.standings.get(budget)
+    if known is None:
+        known = draft.standings[budget] = standing(budget, draft, allocated=True)
+    return known
+
+
 def comes_before(one: Standing, other: Standing) -> bool | None:
     """Return whether the first goes before the other; None when they stand equal.
 
@@ -147,17 +155,37 @@ class Turns:
         queue = min(self._queues[budget], key=lambda queue: queue.entries[taken.get(queue, 0)])
         return queue, queue.entries[taken.get(queue, 0)], tuple(lines)
 
+    def drop(self, queue: ShapeQueue) -> None:
+        """Take out a queue of which nothing is left."""
+        leaf = queue.leaf
+        queues = self._queues[leaf]
+        queues.remove(queue)
+        if queues:
+            return
+        del self._queues[leaf]
+        child = leaf
+        for budget in leaf.path[1:]:
+            children = self._below[budget]
+            children.remove(child)
+            if children:
+                return
+            del self._below[budget]
+            child = budget
+
     def _first(self, children: list[Budget]) -> tuple[Budget, Standing]:
         best = children[0]
-        best_standing = standing(best, self._draft, allocated=self.allocated)
+        best_standing = self._stand(best)
         for child in children[1:]:
-            other = standing(child, self._draft, allocated=self.allocated)
+            other = self._stand(child)
             before = comes_before(other, best_standing)
             if before is None:
                 before = (self._oldest(child), child.id) < (self._oldest(best), best.id)
             if before:
                 best, best_standing = child, other
         return best, best_standing
+
+    def _stand(self, budget: Budget) -> Standing:
+        return stand(self._draft, budget) if self.allocated else standing(budget, self._draft, allocated=False)
 
     def _oldest(self, budget: Budget) -> int:
         """Return when the candidate below a budget that waits longest was queued."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from streamsched.model.policy import Order, UsageMode
-from streamsched.scheduling.guard import refusal_of
+from streamsched.scheduling.guard import distance, is_allowed, rival_of, rivals
 from streamsched.state.inventory import MAX_GPUS
 
 if TYPE_CHECKING:
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from streamsched.state.cluster import ClusterState
     from streamsched.state.usage import Budget
     from streamsched.state.workloads import Workload
-
-#: How fast a comparison can move: use, entitlement and commitment each by at most one GPU-ms per GPU and millisecond.
-_RATES = 3
 
 #: What every comparison rests on besides use: the policy, the tree, the promises, the capacity.
 _Epoch = tuple[int, str | None, int, int]
@@ -44,9 +41,10 @@ class _Blocked:
     until_ms: int | None
     #: The least that must happen before one of the comparisons that failed can succeed; None when none failed.
     slack_gpu_ms: int | None
-    #: How much of that a millisecond can use up.
+    #: How much of that a millisecond can use up: use moves by what is held, or was held a window ago, and commitment
+    #: falls no faster than use rises.
     rate: int
-    #: The leaves that it may not take from, when it may take from none; None when it may take from some.
+    #: The vertices of the tree that it may not take from; None when it looked at runs that are protected still.
     refused: frozenset[Budget] | None
 
     @property
@@ -61,10 +59,12 @@ class _Blocked:
 class Memory:
     """The blocked candidates of one scheduler, by workload."""
 
-    __slots__ = ("_blocked", "looks")
+    __slots__ = ("_blocked", "_is_restless", "looks")
 
     def __init__(self) -> None:
         self._blocked: dict[str, _Blocked] = {}
+        #: Whether something is blocked of which it is not known how long that holds.
+        self._is_restless = False
         #: How often a candidate was looked at beyond what its size alone tells.
         self.looks = 0
 
@@ -89,10 +89,17 @@ class Memory:
             if leaf is workload.budget:
                 if any(run.priority < workload.priority for run in runs.values()):
                     return False
-            elif leaf not in blocked.refused:
+            elif rival_of(workload.budget, leaf) not in blocked.refused:
                 return False
         size, ranks = workload.gpus_per_rank, workload.ranks
-        return all(pool.reclaimable.slots(size) < ranks for pool in state.inventory.candidates(workload.pool))
+        return all(
+            pool.reclaimable.slots(size) < ranks
+            or pool.reclaimable.slots_on(
+                size, draft.nodes_for(pool, workload.shape, allocated=True, claimant=workload.id)
+            )
+            < ranks
+            for pool in state.inventory.candidates(workload.pool)
+        )
 
     def note(
         self,
@@ -117,25 +124,18 @@ class Memory:
         state = draft.state
         policy = state.policy
         if policy.order is not Order.WINDOW or policy.usage is not UsageMode.WINDOW:
+            self._is_restless = True  # No bound is known on how fast these change.
             return
         slack: int | None = None
         refused: set[Budget] = set()
-        allowed = False
         if guard_gpu_ms is not None:
-            for leaf in dict.fromkeys((*state.budgets.leaves(), *state.unprotected)):
-                if leaf is workload.budget:
-                    continue
-                needed = refusal_of(draft, workload.budget, leaf, 0) if promised_to_none else None
-                if needed is None:
-                    needed = refusal_of(draft, workload.budget, leaf, guard_gpu_ms)
-                if needed is None:
-                    allowed = allowed or leaf in state.unprotected
-                else:
-                    refused.add(leaf)
+            asks_of = (0, guard_gpu_ms) if promised_to_none else (guard_gpu_ms,)
+            for ours, theirs in rivals(workload.budget):
+                refusing = [guard for guard in asks_of if not is_allowed(draft, ours, theirs, guard)]
+                if refusing:
+                    needed = distance(draft, ours, theirs, refusing[0])
                     slack = needed if slack is None else min(slack, needed)
-            allowed = allowed or any(
-                run.priority < workload.priority for run in state.unprotected.get(workload.budget, {}).values()
-            )
+                    refused.add(theirs)
         left_ms = (policy.guard_relaxation_ms or 0) - (draft.now_ms - workload.queued_ms)
         fading = (guard_gpu_ms or 0) // left_ms if left_ms > 0 else 0
         self._blocked[workload.id] = _Blocked(
@@ -145,8 +145,8 @@ class Memory:
             jumped=state.budgets.jumped_gpu_ms,
             until_ms=until_ms,
             slack_gpu_ms=slack,
-            rate=_RATES * state.budgets.peak_units + fading + 1,
-            refused=None if allowed or promised_to_none else frozenset(refused),
+            rate=state.budgets.peak_units + fading + 1,
+            refused=None if promised_to_none else frozenset(refused),
         )
 
     def review_ms(self, state: ClusterState) -> int | None:
@@ -155,6 +155,9 @@ class Memory:
         gone = [id_ for id_ in blocked if id_ not in state.workloads or state.workloads[id_].queue_key is None]
         for id_ in gone:
             del blocked[id_]
+        if self._is_restless:
+            self._is_restless = False
+            return state.now_ms + state.policy.review_ms
         reviews = [review for one in blocked.values() if (review := one.review_ms) is not None]
         if not reviews:
             return None
