@@ -10,7 +10,7 @@ from streamsched.model.quantities import WHOLE
 from streamsched.state.cluster import ClusterState
 from streamsched.state.inventory import Node
 from streamsched.state.usage import Budget
-from streamsched.state.workloads import Workload
+from streamsched.state.workloads import Phase, Workload
 
 
 def next_by_the_book(state: ClusterState) -> str | None:
@@ -89,9 +89,14 @@ def entitled(state: ClusterState, budget: Budget) -> int:
 
 
 def is_above(state: ClusterState, budget: Budget) -> bool:
-    """Whether a budget holds its quota now, where the order asks for that."""
-    is_asked = state.policy.order is Order.DUE_FIRST
-    return is_asked and budget.allocated_gpus * WHOLE >= budget.quota_nano * state.budgets.capacity_units
+    """Whether a budget holds its quota now, with what is planned for it, where the order asks for that."""
+    planned = sum(
+        workload.gpus
+        for workload in state.workloads.values()
+        if workload.phase is Phase.PLANNED and workload.is_allocated and budget in workload.budget.path
+    )
+    holds = (budget.allocated_gpus + planned) * WHOLE >= budget.quota_nano * state.budgets.capacity_units
+    return state.policy.order is Order.DUE_FIRST and holds
 
 
 def comes_before(state: ClusterState, one: Budget, other: Budget) -> bool:

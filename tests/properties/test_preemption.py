@@ -186,10 +186,10 @@ def obey(history: History) -> list[Command]:
                     history.tell(RunReleased(node=node, workload=workload.id, attempt=run.attempt, outcome=outcome))
                 elif run is not None and node not in run.started_on:
                     history.tell(RunStarted(node=node, workload=workload.id, attempt=run.attempt))
-        for node in list(state.nodes.values()):
-            for workload_id, attempt in list(node.orphans):
+        for other in list(state.nodes.values()):
+            for workload_id, attempt in list(other.orphans):
                 outcome = ReleaseOutcome.STOPPED
-                history.tell(RunReleased(node=node.id, workload=workload_id, attempt=attempt, outcome=outcome))
+                history.tell(RunReleased(node=other.id, workload=workload_id, attempt=attempt, outcome=outcome))
         for record, effects in zip(history.records[before:], history.effects[before:], strict=True):
             commands.extend(new(effects.commands, record.cursor))
         if len(history.records) == before:
