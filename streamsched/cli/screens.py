@@ -275,11 +275,16 @@ def _fit(fit: Fit) -> RenderableType:
     }
     total = sum(why.values())
     reasons = ", ".join(f"{count} {reason}" for reason, count in why.items() if count)
+    possible_from_ms = fit.possible_from_ms
+    start = (
+        "" if possible_from_ms is None else f"; if the order stays, it can start at {format_instant(possible_from_ms)}"
+    )
     needed = f"{counted(fit.ranks_needed, 'rank')} of {counted(fit.gpus_per_rank, 'GPU')}"
     return Text(
         f"  room in {where}: {needed} needed; {fit.ranks_free} fit on free GPUs, "
         f"{fit.ranks_if_unallocated_work_stops} if unallocated work stops, "
-        f"{fit.ranks_takeable} if all work past its protection does, {fit.ranks_possible} if all were empty\n"
+        f"{fit.ranks_takeable} if all work past its protection does, {fit.ranks_possible} if all were empty"
+        f"{start}\n"
         f"  of {total} nodes, {reasons}"
     )
 

@@ -373,9 +373,8 @@ def _next(victim: Victim, state: ClusterState) -> str:
     if not live.resumable and live.run.started_ms is not None:
         return "; it cannot be resumed, so this is its end"
     place = state.backlog_of(live).place_if_requeued(live, state.now_ms)
-    return (
-        f"; it waits again afterwards for attempt {victim.attempt + 1}, at place {place} of {live.budget.id} as of now"
-    )
+    when = "afterwards" if live.is_allocated else "after a back-off"
+    return f"; it waits again {when} for attempt {victim.attempt + 1}, at place {place} of {live.budget.id} as of now"
 
 
 def _what_follows(workload: str, before: _Moment, after: _Moment, state: ClusterState) -> str:

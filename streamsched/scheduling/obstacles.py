@@ -120,12 +120,13 @@ class Obstacles:
             return _room(pool, allocated=allocated).slots_on(size, nodes) >= ranks
 
         places = self.places(workload)
+        by_priority = state.policy.scheme is Scheme.PRIORITY
         if any(fits(pool, nodes) for pool, nodes in places):
-            return self._turn(workload, places)
+            return Obstacle(VerdictCode.NEXT_ROUND) if by_priority else self._turn(workload, places)
         kept = self._reserved(places, fits)
         if kept is not None:
             return kept
-        if not allocated or state.policy.scheme is Scheme.PRIORITY:
+        if not allocated or by_priority:
             return Obstacle(VerdictCode.NO_CAPACITY)
         open_places = [(pool, nodes) for pool, nodes in places if pool.takeable.slots_on(size, nodes) >= ranks]
         return self._order(workload, open_places) if open_places else self._protection(workload, places)

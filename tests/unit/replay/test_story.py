@@ -76,7 +76,7 @@ async def test_a_preemption_names_the_beneficiary_and_its_standing() -> None:
     assert victim[-2][1] == "stopping"
     assert "takes its GPUs for urgent of a: an allocated request goes before unallocated time" in victim[-2][2]
     assert "because a at 0.000 went first of 2" in victim[-2][2]
-    assert "it waits again afterwards for attempt 2, at place 1 of b as of now" in victim[-2][2]
+    assert "it waits again after a back-off for attempt 2, at place 1 of b as of now" in victim[-2][2]
     assert victim[-2][2].endswith("it is being stopped: preempted, for urgent.")
     assert victim[-1][1] == "queued"
     assert (
