@@ -156,7 +156,7 @@ def nodes_by_the_book(state: ClusterState, workload: Workload, pool: str) -> lis
     members = sorted((node for node in state.nodes.values() if node.pool == pool), key=lambda node: node.index)
     working = [node for node in members if node.takes_work]
     per = state.policy.nodes_per_headroom_node
-    headroom = working[len(working) - len(working) // per :] if per else []
+    headroom = working[len(working) - (len(working) + per // 2) // per :] if per else []
     healthy = [node for node in members if node.health == "healthy" and node not in headroom]
     fits_beside = sum(node.gpus // workload.gpus_per_rank for node in healthy) >= workload.ranks
     is_kept_from = workload.is_allocated and fits_beside and not is_short(state, workload)
