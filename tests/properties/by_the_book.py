@@ -157,8 +157,8 @@ def nodes_by_the_book(state: ClusterState, workload: Workload, pool: str) -> lis
     working = [node for node in members if node.takes_work]
     per = state.policy.nodes_per_headroom_node
     headroom = working[len(working) - (len(working) + per // 2) // per :] if per else []
-    healthy = [node for node in members if node.health == "healthy" and node not in headroom]
-    fits_beside = sum(node.gpus // workload.gpus_per_rank for node in healthy) >= workload.ranks
+    others = [node for node in working if node not in headroom]
+    fits_beside = sum(node.gpus // workload.gpus_per_rank for node in others) >= workload.ranks
     is_kept_from = workload.is_allocated and fits_beside and not is_short(state, workload)
     kept_from = {node.id for node in headroom} if is_kept_from else set()
     for promise in state.reservations.values():
