@@ -6,9 +6,9 @@ Only knobs that something reads are here; a field without an effect would be a p
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from streamsched.model.identifiers import PoolId
 from streamsched.model.quantities import DAY, HOUR, MINUTE, SECOND
@@ -193,6 +193,12 @@ class Policy(BaseModel):
         if self.order is Order.DUE_FIRST and self.usage is UsageMode.INSTANT:
             raise ValueError("order due_first and usage instant say the same twice; choose order window with instant")
         return self
+
+    @model_serializer(mode="wrap")
+    def _write(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Write a guard that never fades out as null: what is left out is read as the default."""
+        fields: dict[str, Any] = write(self)
+        return fields if self.guard_relaxation_ms is not None else {**fields, "guard_relaxation_ms": None}
 
     def rate_of(self, pool: str) -> int:
         """Return what a GPU of a pool costs."""
