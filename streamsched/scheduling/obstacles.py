@@ -123,13 +123,17 @@ class Obstacles:
         by_priority = state.policy.scheme is Scheme.PRIORITY
         if any(fits(pool, nodes) for pool, nodes in places):
             return Obstacle(VerdictCode.NEXT_ROUND) if by_priority else self._turn(workload, places)
+        open_places = [(pool, nodes) for pool, nodes in places if pool.takeable.slots_on(size, nodes) >= ranks]
+        preempts = allocated and not by_priority and bool(open_places)
+        taking = self._order(workload, open_places) if preempts else None
+        if taking is not None and taking.code not in (VerdictCode.GUARD, VerdictCode.BEHIND):
+            return taking
         kept = self._reserved(places, fits)
         if kept is not None:
             return kept
         if not allocated or by_priority:
             return Obstacle(VerdictCode.NO_CAPACITY)
-        open_places = [(pool, nodes) for pool, nodes in places if pool.takeable.slots_on(size, nodes) >= ranks]
-        return self._order(workload, open_places) if open_places else self._protection(workload, places)
+        return taking or self._protection(workload, places)
 
     def places(self, workload: Workload) -> list[_Place]:
         """Return the pools that a workload may use, with the nodes that are kept neither from it nor for others."""
