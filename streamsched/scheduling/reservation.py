@@ -65,9 +65,12 @@ def promise(
     spans = spans_nodes(pool, claimant.ranks, claimant.gpus_per_rank)
     rights: dict[Budget, bool] = {claimant.budget: spans or guard_gpu_ms is None}
     clearings: list[_Clearing] = []
+    touched = draft.pool(pool).touched
     while nodes:
         bit = nodes & -nodes
         nodes ^= bit
+        if bit.bit_length() - 1 in touched:
+            continue  # What this decision gave away there is nobody's yet: the next round can say when it leaves.
         clearing = _clearing(draft, claimant, pool.nodes[bit.bit_length() - 1], rights, guard_gpu_ms)
         if clearing is not None:
             clearings.append(clearing)

@@ -9,7 +9,7 @@ import pytest
 
 from streamsched.model.commands import Place, Stop
 from streamsched.model.events import Event, NodeHealth, ProposedPlacement, ReleaseOutcome, RoundProposed, Seat
-from streamsched.model.quantities import HOUR, SECOND
+from streamsched.model.quantities import HOUR, MINUTE, SECOND
 from streamsched.scheduling.decision import decide
 from streamsched.scheduling.obstacles import VerdictCode
 from streamsched.scheduling.scheduler import Scheduler
@@ -358,3 +358,17 @@ def seat_by_hand(story: Story, workload: str, where: Sequence[tuple[str, int]]) 
         RoundProposed(round=state.closed_round + 1, based_on=state.next_cursor, policy_version=0, placements=(item,))
     )
     assert story.phase(workload) == "bound"
+
+
+def test_what_is_given_away_is_not_promised_in_the_same_decision() -> None:
+    """`first` takes the free node for 4 hours at 1:00, so the gang cannot have it at 2:00; it is promised 5:30."""
+    story = Story(adopted(reserve_after_ms=0), budgets(a=0.3, b=0.3, c=0.3), nodes(2))
+    story.tell(submitted("busy", budget="b", min_runtime_ms=2 * HOUR))
+    story.round()
+    story.start("busy")
+    story.at(1 * HOUR).tell(submitted("first", min_runtime_ms=4 * HOUR), submitted("gang", budget="c", ranks=2))
+    story.round()
+    assert story.state.reservations == {}
+
+    story.round()
+    assert story.state.reservations["gang"].start_ms == 5 * HOUR + 30 * MINUTE
