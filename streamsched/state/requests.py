@@ -295,6 +295,9 @@ def adopt(state: ClusterState, fact: PolicyAdopted) -> None:
     """Follow another policy from now on."""
     state.policy = fact.policy
     state.policy_version += 1
+    for workload in state.workloads.values():
+        if workload.queue_key is not None:
+            state.timers.await_patience(workload, fact.policy, state.now_ms)
     state.budgets.follow(fact.policy, state.now_ms)
     state.inventory.set_rates(fact.policy)
 

@@ -72,16 +72,9 @@ class Timers:
 
     def await_patience(self, workload: Workload, policy: Policy, now_ms: int) -> None:
         """Set when a waiting workload may have others preempted for it, and when nodes may be reserved for it."""
-        if not workload.is_allocated:
-            return
-        moments = [policy.patience_ms]
-        if workload.ranks > 1 and policy.reservations:
-            moments.append(policy.reserve_after_ms)
-        for moment in moments:
-            if moment and workload.queued_ms + moment > now_ms:
-                heapq.heappush(
-                    self._deadlines, (workload.queued_ms + moment, Due.PATIENCE_OVER, workload.id, workload.attempt)
-                )
+        for due_ms in _moments_of(workload, policy):
+            if due_ms > now_ms:
+                heapq.heappush(self._deadlines, (due_ms, Due.PATIENCE_OVER, workload.id, workload.attempt))
 
     def reserve(self, reservation: Reservation, overrun_ms: int) -> None:
         """Set the start and the end of a reservation."""
@@ -178,8 +171,18 @@ def _is_pending(timer: _Timer, state: ClusterState) -> bool:
     if due is Due.HOLD_OVER:
         return workload.run is None and workload.queue_key is None and workload.held_until_ms == due_ms
     if due is Due.PATIENCE_OVER:
-        return workload.queue_key is not None
+        return workload.queue_key is not None and due_ms in _moments_of(workload, state.policy)
     if due is Due.WARNING:
         return workload.phase is Phase.RUNNING and workload.run is not None and workload.run.warn_ms == due_ms
     # The time is compared too: an id that was forgotten may live again, with attempts from 1.
     return _DUE_IN.get(workload.phase) is due and workload.run is not None and workload.run.deadline_ms == due_ms
+
+
+def _moments_of(workload: Workload, policy: Policy) -> list[int]:
+    """Return when a waiting workload may have others preempted for it, and when nodes may be reserved for it."""
+    if not workload.is_allocated:
+        return []
+    moments = [workload.queued_ms + policy.patience_ms]
+    if workload.ranks > 1 and policy.reservations:
+        moments.append(workload.queued_ms + policy.reserve_after_ms)
+    return moments
