@@ -10,9 +10,11 @@ from functools import partial
 from itertools import chain
 from random import Random
 
-from streamsched.model.events import Record
+from streamsched.model.events import Record, Tick
 from streamsched.model.ledger import Entry
+from streamsched.model.quantities import MINUTE
 from streamsched.scheduling.decision import decide
+from streamsched.scheduling.memory import Memory
 from streamsched.state.cluster import ClusterState
 from streamsched.state.snapshot import digest, freeze, thaw
 from streamsched.wire import codec
@@ -110,24 +112,29 @@ def submissions_against_backlog(*, fits: bool, rounds: int) -> tuple[list[float]
         fits: Whether there is room for the submission. What waits never fits.
         rounds: How many submissions to each.
     """
-    states = [packed_cluster(waiting, held_per_node=6 if fits else 8) for waiting in (2_000, 20_000)]
+    states = [(packed_cluster(waiting, held_per_node=6 if fits else 8), Memory()) for waiting in (2_000, 20_000)]
+    for state, memory in states:
+        # By then all have waited long enough for whatever may be tried for them, and it has been.
+        fold(state, state.now_ms + 10 * MINUTE, [Tick(tick=1)])
+        while (proposal := decide(state, memory)) is not None:
+            fold(state, state.now_ms, [proposal])
     times: tuple[list[float], list[float]] = ([], [])
     gc.collect()
     for number in range(rounds):
-        for state, taken in zip(states, times, strict=True):
-            taken.append(seconds(partial(_submit_and_decide, state, number), collect=False))
-            _undo(state, number)
+        for (state, memory), taken in zip(states, times, strict=True):
+            taken.append(seconds(partial(_submit_and_decide, state, memory, number), collect=False))
+            _undo(state, memory, number)
     return times
 
 
-def _submit_and_decide(state: ClusterState, number: int) -> None:
+def _submit_and_decide(state: ClusterState, memory: Memory, number: int) -> None:
     fold(state, state.now_ms + 1, [submitted(f"new-{number}", budget=LEAVES[number % len(LEAVES)], gpus_per_rank=2)])
-    decide(state)
+    decide(state, memory)
 
 
-def _undo(state: ClusterState, number: int) -> None:
+def _undo(state: ClusterState, memory: Memory, number: int) -> None:
     """Let the last submission run and end, or be cancelled when it waits."""
-    proposal = decide(state)
+    proposal = decide(state, memory)
     if proposal is None:
         fold(state, state.now_ms, [cancelled(f"new-{number}")])
         return
