@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from streamsched.model.commands import Receipt, ReceiptStatus
@@ -14,14 +16,14 @@ from tests.stories import Story, budgets, nodes
 WEEK = 7 * DAY
 
 
-def tree(change: str, previous: str | None, **fields: object) -> BudgetTreeChanged:
+def tree(change: str, previous: str | None, **fields: Any) -> BudgetTreeChanged:
     """research (60 %; llama and vision by halves) is managed by ana, research/llama by ben too, product by nobody."""
     shares: dict[str, tuple[int | None, tuple[str, ...]]] = {
         "product": (4, ()),
         "research": (6, ("ana",)),
         "research/llama": (5, ("ben",)),
         "research/vision": (5, ()),
-        **fields.pop("shares", {}),  # type: ignore[dict-item]
+        **fields.pop("shares", {}),
     }
     return BudgetTreeChanged(
         change=change,
@@ -32,7 +34,7 @@ def tree(change: str, previous: str | None, **fields: object) -> BudgetTreeChang
             for path, (tenths, managers) in shares.items()
             if tenths is not None
         ),
-        **fields,  # type: ignore[arg-type]
+        **fields,
     )
 
 

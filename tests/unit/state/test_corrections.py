@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamsched.model.commands import ReceiptStatus
-from streamsched.model.events import NodeHealth, ReleaseOutcome
+from streamsched.model.events import Event, NodeHealth, ReleaseOutcome
 from streamsched.model.policy import UsageMode
 from streamsched.model.quantities import DAY, HOUR, MINUTE, SECOND
 from streamsched.state.cluster import ClusterState
@@ -144,10 +144,10 @@ def test_edge_11_an_adjustment_counts_once() -> None:
         (adjusted("x", -8, HOUR, 2 * HOUR, budget="z"), "budget: there is no budget 'z'"),
     ],
 )
-def test_an_adjustment_that_cannot_be_is_refused_by_name(fact: object, says: str) -> None:
+def test_an_adjustment_that_cannot_be_is_refused_by_name(fact: Event, says: str) -> None:
     """No more comes back than was charged at any moment; what has not passed cannot be put right."""
     story = an_hour_of_8()
-    effects = story.tell(fact)  # type: ignore[arg-type]
+    effects = story.tell(fact)
 
     assert effects.receipts[0].status is ReceiptStatus.REJECTED
     assert says in (effects.receipts[0].reason or "")

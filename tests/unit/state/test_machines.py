@@ -7,6 +7,7 @@ import pytest
 from streamsched.model.commands import Effects, Place, ReceiptStatus, Stop
 from streamsched.model.events import (
     Drain,
+    Event,
     NodeHealth,
     ProposedPlacement,
     ReleaseOutcome,
@@ -177,13 +178,13 @@ def test_what_a_drain_ends_and_cannot_be_resumed_is_over() -> None:
 
 
 @pytest.mark.parametrize("change", [health("n2", ILL), drained("n2", Drain.CORDON), drained("n2")])
-def test_b18_a_gang_that_has_not_started_leaves_a_node_that_is_taken_out_of_use(change: object) -> None:
+def test_b18_a_gang_that_has_not_started_leaves_a_node_that_is_taken_out_of_use(change: Event) -> None:
     """It is placed anew, once and whole, and nothing is placed on that node any more."""
     story = cluster(3)
     story.tell(submitted("w", ranks=2))
     seat(story, "w", ("n1", 0xFF), ("n2", 0xFF))
     story.at(5 * SECOND)
-    effects = story.tell(change)  # type: ignore[arg-type]
+    effects = story.tell(change)
     assert stops(effects) == [("w", "n1", "node_drained"), ("w", "n2", "node_drained")]
     story.end("w", STOPPED)
     assert story.state.workloads["w"].queue_key is not None, "it does not back off: the node is known to be out"
@@ -239,7 +240,7 @@ def test_edge_38_a_pool_that_shrinks_below_what_is_protected_evicts_nobody() -> 
 
 
 @pytest.mark.parametrize("change", [health("n1", ILL, fatal=True), drained("n1", Drain.HARD)])
-def test_a_hard_drain_stops_everything_at_once_and_it_is_nobodys_fault(change: object) -> None:
+def test_a_hard_drain_stops_everything_at_once_and_it_is_nobodys_fault(change: Event) -> None:
     """Protected work too: its commitment drops, and it is queued again; what cannot be resumed has failed."""
     story = cluster(1)
     story.tell(submitted("w", gpus_per_rank=4), submitted("x", gpus_per_rank=4, resumable=False))
@@ -248,7 +249,7 @@ def test_a_hard_drain_stops_everything_at_once_and_it_is_nobodys_fault(change: o
     leaf = story.state.budgets.by_id["a"]
     assert leaf.committed_gpu_ms(0) == 8 * HOUR
 
-    effects = story.tell(change)  # type: ignore[arg-type]
+    effects = story.tell(change)
     assert stops(effects) == [("w", "n1", "node_failed"), ("x", "n1", "node_failed")]
     assert leaf.committed_gpu_ms(0) == 0
     story.end("w", STOPPED)
