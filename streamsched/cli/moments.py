@@ -21,8 +21,8 @@ class Moment:
     at_ms: int | None = None
 
 
-def parse_moment(text: str) -> Moment:
-    """Read a cursor (``4711``) or a time with its offset (``2026-11-30T09:00:00Z``).
+def parse_moment(text: str, option: str = "--at") -> Moment:
+    """Read a cursor (``4711``) or a time with its offset (``2026-11-30T09:00:00Z``), given with `option`.
 
     Raises:
         BadParameter: It is neither; the message says what would be.
@@ -34,7 +34,7 @@ def parse_moment(text: str) -> Moment:
         raise typer.BadParameter(
             f"{text!r} is no cursor and no time; write a number such as 4711, or a time with its offset such as "
             "2026-11-30T09:00:00Z or 2026-11-30T10:00+01:00.",
-            param_hint="--at",
+            param_hint=option,
         )
     return Moment(at_ms=at_ms)
 

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from streamsched.cli import exits
+from streamsched.cli.answering import asking, moment_of, place_at, print_answer, print_receipt
 from streamsched.cli.command_group import CommandGroup
+from streamsched.cli.options import ASK, DEFAULT_PLACE, PAST, RUN, AsJson, At, From, To
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-    from rich.console import RenderableType
-
-    from streamsched.cli.moments import Moment
-    from streamsched.cli.places import Place
-    from streamsched.model.commands import Receipt
     from streamsched.model.events import Drain
     from streamsched.node.virtual_node import NodeSpec
 
@@ -55,39 +49,6 @@ app.add_typer(budgets_app, name="budgets")
 app.add_typer(topics_app, name="topics")
 app.add_typer(node_app, name="node")
 
-DEFAULT_PLACE = "http://127.0.0.1:7070"
-_ASK = "Ask"
-_RUN = "Run"
-_PAST = "Look back"
-
-From = Annotated[
-    str,
-    typer.Option(
-        "--from",
-        envvar="STREAMSCHED_FROM",
-        metavar="PLACE",
-        help="Where to ask: http://HOST:PORT, kafka://HOST:PORT/PREFIX, or the path of a recorded ledger.",
-    ),
-]
-To = Annotated[
-    str,
-    typer.Option(
-        "--to",
-        "--from",
-        envvar="STREAMSCHED_FROM",
-        metavar="PLACE",
-        help="Whom to ask: http://HOST:PORT or kafka://HOST:PORT/PREFIX.",
-    ),
-]
-At = Annotated[
-    str | None,
-    typer.Option(
-        metavar="CURSOR|TIME",
-        help="Answer as of then: after the record at a cursor, or at a time such as 2026-11-30T09:00:00Z. "
-        "Needs a ledger.",
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on one line.")]
 Kafka = Annotated[
     str,
     typer.Option(
@@ -119,7 +80,7 @@ PREFIX = "streamsched."
 # --- run --------------------------------------------------------------------------------------------------------------
 
 
-@app.command(rich_help_panel=_RUN)
+@app.command(rich_help_panel=RUN)
 def up(
     data: Annotated[Path, typer.Option(help="The directory of the ledger. Made when it is not there.")] = Path(
         "streamsched-data"
@@ -182,7 +143,7 @@ def up(
         raise typer.Exit(exits.HALTED) from None
 
 
-@app.command(rich_help_panel=_RUN)
+@app.command(rich_help_panel=RUN)
 def serve(
     config: Annotated[
         Path | None, typer.Option(envvar="STREAMSCHED_CONFIG", help="A TOML file of settings; the environment wins.")
@@ -229,7 +190,7 @@ def node_virtual(
 # --- ask --------------------------------------------------------------------------------------------------------------
 
 
-@app.command(rich_help_panel=_ASK)
+@app.command(rich_help_panel=ASK)
 def submit(
     budget: Annotated[str, typer.Option("--budget", "-b", help="The leaf that asks, and pays for allocated time.")],
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="What the nodes run, after `--`.")],
@@ -276,10 +237,10 @@ def submit(
         command=tuple(command),
         actor=actor,
     )
-    _settled(_place(to).submit(request), f"workload {request.workload}", as_json)
+    print_receipt(place_at(to).submit(request), f"workload {request.workload}", as_json)
 
 
-@app.command(rich_help_panel=_ASK)
+@app.command(rich_help_panel=ASK)
 def cancel(
     workload: Annotated[str, typer.Argument(help="Its id.")],
     reason: Annotated[str | None, typer.Option(help="Why; it becomes part of the story.")] = None,
@@ -291,10 +252,10 @@ def cancel(
 
     Example: `streamsched cancel probe-7 --reason "wrong data"`
     """
-    _settled(_place(to).cancel(workload, reason=reason, actor=actor), f"cancellation of {workload}", as_json)
+    print_receipt(place_at(to).cancel(workload, reason=reason, actor=actor), f"cancellation of {workload}", as_json)
 
 
-@app.command(rich_help_panel=_ASK)
+@app.command(rich_help_panel=ASK)
 def extend(
     workload: Annotated[str, typer.Argument(help="The id of a running interactive session.")],
     by: Annotated[str, typer.Option(metavar="TIME", help="How much longer it is protected, such as 1h.")],
@@ -311,10 +272,10 @@ def extend(
     from streamsched.model.events import RunExtended
 
     fields = {"workload": workload, "extra_ms": duration_ms(by, "--by"), "actor": actor, "corr": new_id()}
-    _settled(_place(to).control(checked(RunExtended, fields)), f"extension of {workload} by {by}", as_json)
+    print_receipt(place_at(to).control(checked(RunExtended, fields)), f"extension of {workload} by {by}", as_json)
 
 
-@app.command(rich_help_panel=_ASK)
+@app.command(rich_help_panel=ASK)
 def jobs(
     phase: Annotated[
         list[str] | None,
@@ -347,12 +308,12 @@ def jobs(
             raise typer.BadParameter(f"{text!r} is no phase; write one of {', '.join(Phase)}.", param_hint="--phase")
         phases.append(Phase(text))
     wanted = JobFilter.of({"phase": tuple(phases), "budget": budget, "ended": ended, "limit": limit})
-    with _asking(source, at) as place:
+    with asking(source, at) as place:
         answer = place.jobs(wanted)
-    _answer(answer, screens.jobs(answer), as_json)
+    print_answer(answer, screens.jobs(answer), as_json)
 
 
-@app.command(rich_help_panel=_ASK)
+@app.command(rich_help_panel=ASK)
 def explain(
     workload: Annotated[str, typer.Argument(help="Its id.")],
     source: From = DEFAULT_PLACE,
@@ -367,12 +328,12 @@ def explain(
     """
     from streamsched.cli import screens
 
-    with _asking(source, at) as place:
+    with asking(source, at) as place:
         answer = place.explain(workload)
-    _answer(answer, screens.explanation(answer), as_json, wraps=True)
+    print_answer(answer, screens.explanation(answer), as_json, wraps=True)
 
 
-@app.command(rich_help_panel=_ASK)
+@app.command(rich_help_panel=ASK)
 def shares(source: From = DEFAULT_PLACE, at: At = None, as_json: AsJson = False) -> None:
     """Show the budget tree: what each part of it is due, has used and holds.
 
@@ -382,12 +343,12 @@ def shares(source: From = DEFAULT_PLACE, at: At = None, as_json: AsJson = False)
     """
     from streamsched.cli import screens
 
-    with _asking(source, at) as place:
+    with asking(source, at) as place:
         answer = place.shares()
-    _answer(answer, screens.shares(answer), as_json)
+    print_answer(answer, screens.shares(answer), as_json)
 
 
-@app.command(rich_help_panel=_ASK)
+@app.command(rich_help_panel=ASK)
 def nodes(source: From = DEFAULT_PLACE, at: At = None, as_json: AsJson = False) -> None:
     """List the machines and who holds their GPUs.
 
@@ -397,9 +358,9 @@ def nodes(source: From = DEFAULT_PLACE, at: At = None, as_json: AsJson = False) 
     """
     from streamsched.cli import screens
 
-    with _asking(source, at) as place:
+    with asking(source, at) as place:
         answer = place.nodes()
-    _answer(answer, screens.nodes(answer), as_json)
+    print_answer(answer, screens.nodes(answer), as_json)
 
 
 @node_app.command("show")
@@ -418,12 +379,12 @@ def node_show(
     from streamsched.cli import screens
     from streamsched.errors import RequestError
 
-    with _asking(source, at) as place:
+    with asking(source, at) as place:
         answer = place.nodes()
     answer = answer.model_copy(update={"nodes": tuple(machine for machine in answer.nodes if machine.node == node)})
     if not answer.nodes:
         raise RequestError("not_found", f"there is no node {node!r}; `streamsched nodes` lists them.")
-    _answer(answer, screens.node(answer), as_json, wraps=True)
+    print_answer(answer, screens.node(answer), as_json, wraps=True)
 
 
 @node_app.command("cordon")
@@ -514,7 +475,7 @@ def budgets_apply(
 
     tree = read_budgets(file)
     effective_ms = None if effective is None else instant_ms(effective, "--effective")
-    place = _place(to)
+    place = place_at(to)
     fields = {
         "change": change or new_id(),
         "previous": place.shares().change,
@@ -525,7 +486,7 @@ def budgets_apply(
         "budgets": tree,
     }
     event = checked(BudgetTreeChanged, fields)
-    _settled(place.control(event), f"budget tree of {len(tree)} budgets (change {event.change})", as_json)
+    print_receipt(place.control(event), f"budget tree of {len(tree)} budgets (change {event.change})", as_json)
 
 
 @budgets_app.command("adjust")
@@ -567,13 +528,15 @@ def budgets_adjust(
         "corr": new_id(),
     }
     event = checked(UsageAdjusted, fields)
-    _settled(_place(to).control(event), f"{gpu_hours} GPU-hours for {budget} (adjustment {event.adjustment})", as_json)
+    print_receipt(
+        place_at(to).control(event), f"{gpu_hours} GPU-hours for {budget} (adjustment {event.adjustment})", as_json
+    )
 
 
 # --- look back --------------------------------------------------------------------------------------------------------
 
 
-@app.command(rich_help_panel=_PAST)
+@app.command(rich_help_panel=PAST)
 def replay(
     ledger: Annotated[
         str,
@@ -601,13 +564,13 @@ def replay(
     from streamsched.cli.running import folding, replayed
 
     with folding() as progress:
-        result = asyncio.run(replayed(ledger, _moment(at), progress))
-    _answer(result, screens.replay(result.audit, result.state), as_json, wraps=True)
+        result = asyncio.run(replayed(ledger, moment_of(at), progress))
+    print_answer(result, screens.replay(result.audit, result.state), as_json, wraps=True)
     if not result.audit.is_whole:
         raise typer.Exit(exits.NEGATIVE)
 
 
-@app.command(rich_help_panel=_PAST)
+@app.command(rich_help_panel=PAST)
 def archive(
     ledger: Annotated[str, typer.Argument(help="What to copy: as for `replay`.")],
     directory: Annotated[Path, typer.Argument(help="The archive; begun when it is not there, else continued.")],
@@ -624,10 +587,10 @@ def archive(
     from streamsched.cli.running import Archived, archived
 
     end = asyncio.run(archived(ledger, directory))
-    _answer(Archived(records=end, directory=str(directory)), f"{end} records are in {directory}", as_json)
+    print_answer(Archived(records=end, directory=str(directory)), f"{end} records are in {directory}", as_json)
 
 
-@app.command(rich_help_panel=_PAST)
+@app.command(rich_help_panel=PAST)
 def demo(
     out: Annotated[Path, typer.Option(help="Where the ledger and the report go.")] = Path("out/demo"),
     as_json: AsJson = False,
@@ -688,7 +651,7 @@ def topics_check(bootstrap: Kafka = BOOTSTRAP, prefix: Prefix = PREFIX) -> None:
         raise typer.Exit(exits.NEGATIVE)
 
 
-@app.command(rich_help_panel=_RUN)
+@app.command(rich_help_panel=RUN)
 def version() -> None:
     """Print the version."""
     from streamsched import __version__
@@ -699,45 +662,10 @@ def version() -> None:
 # --- what commands share ----------------------------------------------------------------------------------------------
 
 
-def _place(address: str) -> Place:
-    from streamsched.cli.places import place_of
-
-    return place_of(address)
-
-
-@contextmanager
-def _asking(address: str, at: str | None) -> Iterator[Place]:
-    """Name a place to ask, and show on a terminal how far its ledger has been folded, where it is one."""
-    from streamsched.cli.places import place_of
-    from streamsched.cli.running import folding
-
-    moment = _moment(at)
-    if address.startswith("http://"):
-        yield place_of(address, moment)
-    else:
-        with folding() as progress:
-            yield place_of(address, moment, progress)
-
-
-def _moment(text: str | None) -> Moment | None:
-    from streamsched.cli.moments import parse_moment
-
-    return None if text is None else parse_moment(text)
-
-
 def _node_specs(texts: list[str], pool: str, prefix: str) -> tuple[NodeSpec, ...]:
     from streamsched.cli.fleets import parse_fleets
 
     return parse_fleets(texts, pool, prefix)
-
-
-def _answer(answer: BaseModel, screen: RenderableType, as_json: bool, *, wraps: bool = False) -> None:
-    from streamsched.cli import screens
-
-    if as_json:
-        screens.show_json(answer)
-    else:
-        screens.show(screen, wraps=wraps)
 
 
 def _order(node: str, drain: Drain, reason: str, actor: str | None, to: str, as_json: bool) -> None:
@@ -746,20 +674,4 @@ def _order(node: str, drain: Drain, reason: str, actor: str | None, to: str, as_
     from streamsched.model.events import NodeDrainChanged
 
     fields = {"node": node, "drain": drain, "reason": reason, "actor": actor, "corr": new_id()}
-    _settled(_place(to).control(checked(NodeDrainChanged, fields)), f"drain {drain} of node {node}", as_json)
-
-
-def _settled(receipt: Receipt, what: str, as_json: bool) -> None:
-    """Print a receipt; end with exit code 1 where it is a rejection."""
-    from streamsched.model.commands import ReceiptStatus
-
-    rejected = receipt.status is ReceiptStatus.REJECTED
-    why = f": {receipt.reason}" if receipt.reason else ""
-    if as_json:
-        from streamsched.cli import screens
-
-        screens.show_json(receipt)
-    else:
-        typer.echo(f"{receipt.status}: {what} (cursor {receipt.cursor}){why}", err=rejected)
-    if rejected:
-        raise typer.Exit(exits.NEGATIVE)
+    print_receipt(place_at(to).control(checked(NodeDrainChanged, fields)), f"drain {drain} of node {node}", as_json)
