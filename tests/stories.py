@@ -18,7 +18,9 @@ from streamsched.model.events import (
     NodeHealth,
     NodeHealthChanged,
     NodeInventoryReported,
+    NodeLabels,
     NodeRepairBegan,
+    NodesRelabelled,
     PolicyAdopted,
     Record,
     ReleaseOutcome,
@@ -118,6 +120,11 @@ def holding(workload: str, attempt: int = 1, gpu_mask: int = 0xFF) -> HeldRun:
 def health(name: str, state: NodeHealth, reason: str = "a test", *, fatal: bool = False) -> NodeHealthChanged:
     """A node changed."""
     return NodeHealthChanged(node=name, health=state, reason=reason, fatal=fatal)
+
+
+def relabelled(*labels: NodeLabels, **fields: Any) -> NodesRelabelled:
+    """Nodes are elsewhere in the network than they report."""
+    return NodesRelabelled(labels=labels, **{"reason": "a test", **fields})
 
 
 def drained(name: str, drain: Drain = Drain.SOFT, **fields: Any) -> NodeDrainChanged:

@@ -19,10 +19,18 @@ from streamsched.client.requests import cancellation
 from streamsched.errors import RequestError
 from streamsched.ledgers.opening import open_ledger
 from streamsched.model.commands import Receipt
-from streamsched.model.events import BudgetTreeChanged, NodeDrainChanged, RunExtended, UsageAdjusted, WorkloadSubmitted
+from streamsched.model.events import (
+    BudgetTreeChanged,
+    NodeDrainChanged,
+    NodesRelabelled,
+    PolicyAdopted,
+    RunExtended,
+    UsageAdjusted,
+    WorkloadSubmitted,
+)
 from streamsched.model.ledger import Ledger
 from streamsched.replay import answers
-from streamsched.replay.answers import Explanation, JobFilter, Jobs, Nodes, Shares
+from streamsched.replay.answers import Explanation, JobFilter, Jobs, Nodes, PolicyInForce, Shares
 from streamsched.replay.replayer import Progress, fold
 from streamsched.replay.story import Chronicle
 from streamsched.state.cluster import ClusterState
@@ -33,7 +41,7 @@ LEDGER_TOPIC = "ledger.v1"
 UP_LEDGER = "ledger.sqlite"
 
 #: What administrators ask for, and whoever sits at a session.
-Request = BudgetTreeChanged | UsageAdjusted | RunExtended | NodeDrainChanged
+Request = BudgetTreeChanged | UsageAdjusted | PolicyAdopted | RunExtended | NodeDrainChanged | NodesRelabelled
 
 _KAFKA = re.compile(r"kafka://(?P<bootstrap>[^/\s]+:\d+)(?:/(?P<prefix>[A-Za-z0-9._-]*))?")
 
@@ -50,7 +58,7 @@ class Place(Protocol):
         ...
 
     def control(self, event: Request) -> Receipt:
-        """Change the budget tree, what was charged, a session's protection, or whether a node is used."""
+        """Change the budget tree, the policy, what was charged, a session's protection, or whether a node is used."""
         ...
 
     def jobs(self, wanted: JobFilter) -> Jobs:
@@ -67,6 +75,10 @@ class Place(Protocol):
 
     def nodes(self) -> Nodes:
         """Return the machines."""
+        ...
+
+    def policy(self) -> PolicyInForce:
+        """Return how the cluster is scheduled."""
         ...
 
 
@@ -128,6 +140,7 @@ class _Service:
         self.explain = client.explain
         self.shares = client.shares
         self.nodes = client.nodes
+        self.policy = client.policy
 
     def cancel(self, workload: str, *, reason: str | None, actor: str | None) -> Receipt:
         return self._client.cancel(workload, reason=reason, actor=actor)
@@ -173,6 +186,9 @@ class _Recorded:
 
     def nodes(self) -> Nodes:
         return answers.nodes(self._state(None))
+
+    def policy(self) -> PolicyInForce:
+        return answers.policy(self._state(None))
 
     def _state(self, chronicle: Chronicle | None) -> ClusterState:
         return asyncio.run(self._fold(chronicle))

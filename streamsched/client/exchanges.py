@@ -15,6 +15,7 @@ from streamsched.model.commands import Receipt
 from streamsched.model.events import (
     BudgetTreeChanged,
     NodeDrainChanged,
+    NodesRelabelled,
     PolicyAdopted,
     RunExtended,
     UsageAdjusted,
@@ -22,13 +23,19 @@ from streamsched.model.events import (
     WorkloadReprioritized,
     WorkloadSubmitted,
 )
-from streamsched.replay.answers import Explanation, JobFilter, Jobs, Nodes, Shares, Summary
+from streamsched.replay.answers import Explanation, JobFilter, Jobs, Nodes, PolicyInForce, Shares, Summary
 
 A = TypeVar("A", bound=BaseModel)
 
 #: What is sent to ``/v1/events``: everything that is no submission and no cancellation.
 ControlEvent = (
-    BudgetTreeChanged | UsageAdjusted | PolicyAdopted | WorkloadReprioritized | RunExtended | NodeDrainChanged
+    BudgetTreeChanged
+    | UsageAdjusted
+    | PolicyAdopted
+    | WorkloadReprioritized
+    | RunExtended
+    | NodeDrainChanged
+    | NodesRelabelled
 )
 
 
@@ -147,6 +154,11 @@ def shares() -> Exchange[Shares]:
 def nodes() -> Exchange[Nodes]:
     """Ask for the machines."""
     return Exchange("GET", "/v1/nodes", None, Nodes)
+
+
+def policy() -> Exchange[PolicyInForce]:
+    """Ask how the cluster is scheduled."""
+    return Exchange("GET", "/v1/policy", None, PolicyInForce)
 
 
 def summary() -> Exchange[Summary]:

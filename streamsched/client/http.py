@@ -20,7 +20,7 @@ from streamsched.client.requests import cancellation
 from streamsched.errors import RequestError, UnreachableError
 from streamsched.model.commands import Receipt
 from streamsched.model.events import WorkloadSubmitted
-from streamsched.replay.answers import EVERY_JOB, Explanation, JobFilter, Jobs, Nodes, Shares, Summary
+from streamsched.replay.answers import EVERY_JOB, Explanation, JobFilter, Jobs, Nodes, PolicyInForce, Shares, Summary
 
 if TYPE_CHECKING:
     import aiohttp
@@ -99,6 +99,10 @@ class Client:
     def nodes(self) -> Nodes:
         """Return the machines."""
         return self._ask(exchanges.nodes())
+
+    def policy(self) -> PolicyInForce:
+        """Return how the cluster is scheduled."""
+        return self._ask(exchanges.policy())
 
     def summary(self) -> Summary:
         """Return the state in a few numbers, its digest among them."""
@@ -183,6 +187,10 @@ class AsyncClient:
     async def nodes(self) -> Nodes:
         """Return the machines."""
         return await self._ask(exchanges.nodes())
+
+    async def policy(self) -> PolicyInForce:
+        """Return how the cluster is scheduled."""
+        return await self._ask(exchanges.policy())
 
     async def summary(self) -> Summary:
         """Return the state in a few numbers, its digest among them."""

@@ -22,6 +22,8 @@ from streamsched.model.commands import Receipt
 from streamsched.model.events import (
     BudgetTreeChanged,
     NodeDrainChanged,
+    NodesRelabelled,
+    PolicyAdopted,
     RunExtended,
     UsageAdjusted,
     WorkloadCancelled,
@@ -44,7 +46,9 @@ Request = (
     | RunExtended
     | BudgetTreeChanged
     | UsageAdjusted
+    | PolicyAdopted
     | NodeDrainChanged
+    | NodesRelabelled
 )
 
 
@@ -107,7 +111,7 @@ class KafkaClient:
         if request.corr is None:
             request = request.model_copy(update={"corr": new_id()})
         corr = request.corr or ""
-        if isinstance(request, BudgetTreeChanged | UsageAdjusted | NodeDrainChanged):
+        if isinstance(request, BudgetTreeChanged | UsageAdjusted | PolicyAdopted | NodeDrainChanged | NodesRelabelled):
             topic, key = "control.v1", CONTROL_KEY
         else:
             topic, key = "workloads.v1", request.workload.encode()

@@ -18,6 +18,8 @@ from streamsched.errors import RequestError
 from streamsched.model.events import (
     BudgetTreeChanged,
     NodeDrainChanged,
+    NodesRelabelled,
+    PolicyAdopted,
     RunExtended,
     UsageAdjusted,
     WorkloadCancelled,
@@ -34,7 +36,9 @@ E = TypeVar(
     RunExtended,
     BudgetTreeChanged,
     UsageAdjusted,
+    PolicyAdopted,
     NodeDrainChanged,
+    NodesRelabelled,
 )
 
 

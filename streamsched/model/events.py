@@ -25,11 +25,13 @@ from streamsched.model.identifiers import (
     NodeId,
     PoolId,
     Reason,
+    TreeId,
     WorkloadId,
     parent_of,
 )
 from streamsched.model.policy import Policy
 from streamsched.model.quantities import DAY, WHOLE, format_fraction
+from streamsched.model.topology import MAX_LEVELS, TopologyRequest, objection_to_layers
 
 #: Milliseconds since 1970 UTC, until the year 9999.
 Instant = Annotated[int, Field(ge=0, le=253_402_300_799_999)]
@@ -88,6 +90,7 @@ class WorkloadSubmitted(Fact):
         priority: Orders work inside the leaf only; larger goes first.
         command: What the nodes run. Virtual nodes understand ``sleep SECONDS``.
         interactive: Somebody sits at it: warned before its protection ends, and may extend it once. Allocated only.
+        topology: Which ranks must or should share a topology domain; absent if any nodes will do.
     """
 
     type: Literal["workload_submitted"] = "workload_submitted"
@@ -103,6 +106,21 @@ class WorkloadSubmitted(Fact):
     priority: int = Field(default=0, ge=-1_000_000, le=1_000_000)
     command: Annotated[tuple[Argument, ...], Field(max_length=1_024)] = ()
     interactive: bool = False
+    topology: TopologyRequest | None = None
+
+    @model_validator(mode="after")
+    def _layers_fit_the_gang(self) -> Self:
+        if self.topology is None:
+            return self
+        objection = objection_to_layers(self.topology.layers, self.ranks, "the gang")
+        for group in self.topology.groups:
+            objection = objection or objection_to_layers(group.layers, group.ranks, f"group {group.name!r}")
+        grouped = sum(group.ranks for group in self.topology.groups)
+        if self.topology.groups and grouped != self.ranks:
+            objection = objection or f"groups: they have {grouped} ranks together, and the gang has {self.ranks}"
+        if objection is not None:
+            raise ValueError(f"topology.{objection}")
+        return self
 
 
 class WorkloadCancelled(Fact):
@@ -269,6 +287,45 @@ class NodeDrainChanged(Fact):
 # --- what nodes report ------------------------------------------------------------------------------------------------
 
 
+class NodeLabels(Value):
+    """Where a node sits, whatever it reports.
+
+    Attributes:
+        tree: The tree; absent for the one that it reports.
+        domains: Coarse to fine; absent for those that it reports.
+    """
+
+    node: NodeId
+    tree: DomainId | None = None
+    domains: Annotated[tuple[DomainId, ...], Field(max_length=MAX_LEVELS)] | None = None
+
+
+class NodesRelabelled(Fact):
+    """The network is not what nodes report of it: a tree was split, merged or cut another way. All at once.
+
+    A node keeps these labels until the next such fact names it. Runs go on where they are; one whose layers no longer
+    hold, or that has nodes in two trees, is straddling.
+
+    Attributes:
+        labels: One for each node concerned.
+        reason: Why.
+    """
+
+    type: Literal["nodes_relabelled"] = "nodes_relabelled"
+    v: Literal[1] = 1
+    labels: Annotated[tuple[NodeLabels, ...], Field(min_length=1, max_length=100_000)]
+    reason: Reason
+
+    @model_validator(mode="after")
+    def _names_each_once(self) -> Self:
+        seen: set[str] = set()
+        for label in self.labels:
+            if label.node in seen:
+                raise ValueError(f"labels: node {label.node!r} is named twice; give it one place")
+            seen.add(label.node)
+        return self
+
+
 class NodeHealth(StrEnum):
     """What a node is good for.
 
@@ -312,6 +369,7 @@ class NodeInventoryReported(Fact):
         pool: The kind of GPU.
         gpus: How many it has, 0 to 16.
         domains: The topology domains it sits in, coarse to fine, without the node itself.
+        tree: The tree of those domains; absent for the only one of its pool. No gang spans two trees.
         runs: Every run that holds GPUs there.
         watermark: The last command that the agent has obeyed; absent before the first.
     """
@@ -322,7 +380,8 @@ class NodeInventoryReported(Fact):
     boot: Annotated[str, Field(min_length=1, max_length=128)]
     pool: PoolId
     gpus: int = Field(ge=0, le=16)
-    domains: Annotated[tuple[DomainId, ...], Field(max_length=8)] = ()
+    domains: Annotated[tuple[DomainId, ...], Field(max_length=MAX_LEVELS)] = ()
+    tree: DomainId | None = None
     runs: Annotated[tuple[HeldRun, ...], Field(max_length=16)] = ()
     watermark: CommandId | None = None
 
@@ -543,13 +602,14 @@ class ProposedReservation(Value):
     """Nodes that are drained for a gang that cannot be seated yet: a promise of its start.
 
     Attributes:
+        pool: The kind of GPU, and the tree if it is named.
         nodes: The nodes, in the order of their places.
         start_ms: When the last protection on them ends.
         evicted_gpus: Allocated GPUs that would have to be preempted then.
     """
 
     workload: WorkloadId
-    pool: PoolId
+    pool: TreeId
     nodes: Annotated[tuple[NodeId, ...], Field(min_length=1, max_length=100_000)]
     start_ms: Instant
     evicted_gpus: int = Field(ge=0, le=10_000_000)
@@ -585,6 +645,7 @@ Event = (
     | UsageAdjusted
     | PolicyAdopted
     | NodeDrainChanged
+    | NodesRelabelled
     | NodeHealthChanged
     | NodeInventoryReported
     | CommandAccepted

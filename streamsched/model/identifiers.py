@@ -31,6 +31,9 @@ PoolId = Annotated[str, StringConstraints(pattern=rf"^{_SEGMENT}$")]
 #: One vertex of a topology tree: ``supernode-3``.
 DomainId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
 
+#: The nodes of a pool in one tree: ``h100``, or ``h100:hall-2`` where trees are named.
+TreeId = Annotated[str, StringConstraints(pattern=rf"^{_SEGMENT}(:[A-Za-z0-9][A-Za-z0-9._:-]{{0,127}})?$")]
+
 #: ``cursor/ordinal``: the ledger record that gave rise to the command, and its place among that record's commands.
 CommandId = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,18})/(0|[1-9][0-9]{0,8})$")]
 

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from streamsched.model.identifiers import PoolId
+from streamsched.model.identifiers import DomainId, PoolId
 from streamsched.model.quantities import DAY, HOUR, MINUTE, SECOND
+from streamsched.model.topology import MAX_LEVELS, NODE, LevelName, Preference, Recovery
 
 Positive = Annotated[int, Field(ge=1, le=366 * DAY)]
 Duration = Annotated[int, Field(ge=0, le=366 * DAY)]
@@ -56,6 +57,54 @@ class PoolRate(BaseModel):
 
     pool: PoolId
     rate: Annotated[int, Field(ge=0, le=10_000)]
+
+
+class Levels(BaseModel):
+    """What the levels of the topology trees of a pool are called, coarse to fine, without the node.
+
+    Attributes:
+        pool: The pool; absent for all that are not named.
+        names: Names of the domains that nodes report, by position.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    pool: PoolId | None = None
+    names: Annotated[tuple[LevelName, ...], Field(max_length=MAX_LEVELS)]
+
+
+class ReserveUse(StrEnum):
+    """Who may use reserved nodes when nothing else fits: any gang, or only one that recovers from a lost node."""
+
+    ANY = "any"
+    RECOVERY_ONLY = "recovery_only"
+
+
+class DomainReserve(BaseModel):
+    """Nodes that are left free in each domain of a level, the last by name, as long as gangs fit beside them.
+
+    Attributes:
+        level: The level whose domains each keep a reserve.
+        domain: Only the domain of this name; absent for all.
+        nodes: How many nodes that take work are kept free in each.
+        use: Who may use them when nothing else fits.
+        priority: Allocated work of this priority or above may, too; absent for no such exception.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    level: LevelName
+    domain: DomainId | None = None
+    nodes: Annotated[int, Field(ge=1, le=10_000)]
+    use: ReserveUse = ReserveUse.ANY
+    priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] | None = None
+
+
+class FragmentScore(StrEnum):
+    """How strays count: in nodes, ten times as much for each level they lie deeper; or the deepest first."""
+
+    WEIGHTED = "weighted"
+    LEXICOGRAPHIC = "lexicographic"
 
 
 class Policy(BaseModel):
@@ -162,6 +211,25 @@ class Policy(BaseModel):
     rates: Annotated[tuple[PoolRate, ...], Field(max_length=1_000)] = Field(
         default=(), description="The rate card: what a GPU of a pool costs; 1 where nothing is said."
     )
+    levels: Annotated[tuple[Levels, ...], Field(max_length=1_000)] = Field(
+        default=(), description="What the levels of the topology trees are called, coarse to fine, by pool."
+    )
+    preference: Preference = Field(
+        default=Preference.UTILIZATION_FIRST,
+        description="What is better among the placements that a gang's layers allow, unless it says so itself.",
+    )
+    fragment_score: FragmentScore = Field(
+        default=FragmentScore.WEIGHTED, description="How strays of a placement are weighed against each other."
+    )
+    domain_reserves: Annotated[tuple[DomainReserve, ...], Field(max_length=1_000)] = Field(
+        default=(), description="Nodes kept free in topology domains, for recovery above all."
+    )
+    recovery: Recovery = Field(
+        default=Recovery.WIDENING, description="How far a gang with layers that lost a node may move to recover."
+    )
+    recovery_step_ms: Positive = Field(
+        default=MINUTE, description="A recovery in vain widens by one step after each such time."
+    )
     placements_per_round: Annotated[int, Field(ge=1, le=1_000)] = Field(
         default=200, description="The most gangs one proposal may place; the next round follows at once."
     )
@@ -181,6 +249,20 @@ class Policy(BaseModel):
                 f"window_ms ({self.window_ms}) is shorter than min_runtime_cap_ms ({self.min_runtime_cap_ms}): "
                 "a run could leave the window before its protection ends"
             )
+        named: list[str | None] = [levels.pool for levels in self.levels]
+        for levels in self.levels:
+            whose = "of all other pools" if levels.pool is None else f"of pool {levels.pool!r}"
+            if named.count(levels.pool) > 1:
+                raise ValueError(f"levels: those {whose} are named twice; name them once")
+            if NODE in levels.names:
+                raise ValueError(f"levels: those {whose} name {NODE!r}, which is below all of them; leave it out")
+            if len(set(levels.names)) < len(levels.names):
+                raise ValueError(f"levels: those {whose} name one twice ({', '.join(levels.names)})")
+        known = {name for levels in self.levels for name in levels.names}
+        known_names = ", ".join(sorted(known)) or "none"
+        for reserve in self.domain_reserves:
+            if reserve.level not in known:
+                raise ValueError(f"domain_reserves: level {reserve.level!r} is not among levels ({known_names})")
         pools = [rate.pool for rate in self.rates]
         twice = sorted({pool for pool in pools if pools.count(pool) > 1})
         if twice:
@@ -204,11 +286,18 @@ class Policy(BaseModel):
         """Return what a GPU of a pool costs."""
         return next((rate.rate for rate in self.rates if rate.pool == pool), 1)
 
+    def levels_of(self, pool: str) -> tuple[str, ...]:
+        """Return the names of the topology levels of a pool, coarse to fine, without the node."""
+        names = {levels.pool: levels.names for levels in self.levels}
+        return names.get(pool, names.get(None, ()))
+
 
 #: Ai2's order: siblings by their use of the whole window, so that a team catches up over the week.
 OVER_THE_WEEK = Policy()
 #: Those that hold less than their quota now come first, so that more of what is due is delivered in each hour.
 HOUR_BY_HOUR = Policy(order=Order.DUE_FIRST)
+#: The scheduler that fair share replaces, by priorities and limits, to compare with.
+BY_PRIORITY = Policy(scheme=Scheme.PRIORITY)
 #: Policies by the name they can be asked for.
-NAMED_POLICIES = {"over_the_week": OVER_THE_WEEK, "hour_by_hour": HOUR_BY_HOUR}
+NAMED_POLICIES = {"over_the_week": OVER_THE_WEEK, "hour_by_hour": HOUR_BY_HOUR, "by_priority": BY_PRIORITY}
 DEFAULT_POLICY = OVER_THE_WEEK

@@ -201,7 +201,7 @@ class _Decision:
 
     def _is_open(self, queue: ShapeQueue, *, allocated: bool) -> bool:
         """Whether a queue has a candidate at which a look may not be in vain."""
-        _, gpus_per_rank, ranks, _ = queue.shape
+        _, gpus_per_rank, ranks, _, _ = queue.shape
         if self.draft.is_full(queue.leaf, gpus_per_rank * ranks, allocated=allocated):
             return False
         if not allocated:
@@ -244,7 +244,7 @@ class _Decision:
 
         Exact for unallocated work. For gangs that need several nodes, a reservation may be possible in any case.
         """
-        wanted, gpus_per_rank, ranks, _ = shape
+        wanted, gpus_per_rank, ranks, _, _ = shape
         for pool in self.state.inventory.candidates(wanted):
             if allocated and self._may_reserve() and spans_nodes(pool, ranks, gpus_per_rank):
                 return True
@@ -265,7 +265,7 @@ class _Decision:
 
     def _seat(self, workload: Workload, shape: Shape, shares: tuple[ShareLine, ...]) -> _Found | None:
         """Seat a gang on the first pool where it can be done with the least harm; else, perhaps, reserve for it."""
-        wanted, gpus_per_rank, ranks, _ = shape
+        wanted, gpus_per_rank, ranks, _, _ = shape
         state, draft, allocated = self.state, self.draft, workload.is_allocated
         pools = [
             (draft.pool(pool), draft.nodes_for(pool, shape, allocated=allocated, claimant=workload.id))
@@ -311,7 +311,7 @@ class _Decision:
 
     def _guard(self, workload: Workload, pools: list[tuple[DraftPool, int]]) -> int:
         """Return the guard where it asks for least."""
-        rates = [self.state.policy.rate_of(pool.pool.id) for pool, _ in pools]
+        rates = [pool.pool.rate for pool, _ in pools]
         return guard_of(self.draft, workload, min(rates, default=1))
 
     def _waits_until(self, workload: Workload, patience_ms: int, *, reserves: bool) -> int | None:
@@ -330,7 +330,7 @@ class _Decision:
         if not state.unprotected or pool.takeable.slots_on(size, nodes) < ranks:
             self.shortages.append(ranks - pool.takeable.slots_on(size, nodes))
             return None
-        offers = offers_to(draft, workload, guard_of(draft, workload, state.policy.rate_of(pool.pool.id)))
+        offers = offers_to(draft, workload, guard_of(draft, workload, pool.pool.rate))
         if not offers:
             self.shortages.append(ranks - pool.reclaimable.slots_on(size, nodes))
             return None

@@ -107,7 +107,7 @@ def preempt(
             offer_of[key] = offer
             for node_id, mask in run.held.items():
                 node = state.nodes[node_id]
-                if node.pool != pool.pool.id or not nodes >> node.index & 1 or not node.takes_work:
+                if node.home != pool.pool.id or not nodes >> node.index & 1 or not node.takes_work:
                     continue
                 extra.setdefault(node.index, {})[key] = mask
                 before = room.get(node.index)
@@ -299,7 +299,7 @@ class _Search:
         """Seat the gang where the fewest of its GPUs have to be waited for, and take the GPUs."""
         for key, run in self.chosen.items():
             nodes = [self.state.nodes[id_] for id_ in run.held]
-            self.pool.stop(key, [node for node in nodes if node.takes_work and node.pool == self.pool.pool.id])
+            self.pool.stop(key, [node for node in nodes if node.takes_work and node.home == self.pool.pool.id])
         shares: list[tuple[Node, int]] = []
         left = ranks
         for node in self._nodes_by_use():
@@ -381,7 +381,7 @@ class _Search:
         """Return the nodes of a run that may be used."""
         nodes = [self.state.nodes[id_] for id_ in run.held]
         pool = self.pool.pool.id
-        return [node for node in nodes if node.pool == pool and self.nodes >> node.index & 1 and node.takes_work]
+        return [node for node in nodes if node.home == pool and self.nodes >> node.index & 1 and node.takes_work]
 
     def _nodes_beside(self, keys: list[RunKey]) -> Iterable[Node]:
         """Return the nodes whose offers may have changed with these choices: theirs, and those of their neighbours."""

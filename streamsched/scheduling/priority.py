@@ -111,7 +111,7 @@ class _Draft:
 
     def may_fit(self, queue: ShapeQueue, *, displacing: bool) -> bool:
         """Whether it is worth a look: what fails this fits nowhere, whatever the priorities."""
-        wanted, gpus_per_rank, ranks, _ = queue.shape
+        wanted, gpus_per_rank, ranks, _, _ = queue.shape
         return any(
             (pool.takeable if displacing else pool.free).slots(gpus_per_rank) >= ranks
             for pool in self.state.inventory.candidates(wanted)

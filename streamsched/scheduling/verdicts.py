@@ -468,7 +468,7 @@ def _count_nodes(obstacles: Obstacles, workload: Workload) -> NodeCounts:
 def _reason_of(obstacles: Obstacles, node: Node, workload: Workload, usable: dict[str, int]) -> str:
     """Return the field of `NodeCounts` that a node counts under: the first obstacle that is there to stay."""
     state, size = obstacles.state, workload.gpus_per_rank
-    if node.pool not in usable:
+    if node.home not in usable:
         return "other_pool"
     if node.gpus < size:
         return "too_small"
@@ -476,7 +476,7 @@ def _reason_of(obstacles: Obstacles, node: Node, workload: Workload, usable: dic
         return "unhealthy"
     if not node.takes_work:
         return "draining"
-    if not usable[node.pool] >> node.index & 1:
+    if not usable[node.home] >> node.index & 1:
         others = (kept.nodes for kept in state.reservations.values() if kept.workload != workload.id)
         return "reserved" if any(node.id in names for names in others) else "headroom"
     if node.filed_free >= size:

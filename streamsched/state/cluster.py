@@ -21,6 +21,7 @@ from streamsched.model.events import (
     NodeHealthChanged,
     NodeInventoryReported,
     NodeRepairBegan,
+    NodesRelabelled,
     PolicyAdopted,
     ProtocolActivated,
     Record,
@@ -56,7 +57,7 @@ HASH_EVERY = 16_384
 PROTOCOL = 1
 #: The layout in which `streamsched.state.snapshot` freezes a state. Raise it with any change of those bytes: snapshots
 #: and digests of another layout are not read and not compared, and the ledger is folded instead.
-LAYOUT = 3
+LAYOUT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +235,8 @@ class ClusterState:
                 requests.adjust_usage(self, event)
             case PolicyAdopted():
                 requests.adopt(self, event)
+            case NodesRelabelled():
+                machines.relabel(self, event)
             case NodeDrainChanged():
                 machines.set_drain(self, event)
             case NodeRepairBegan():

@@ -111,15 +111,25 @@ class _Account:
 
     def settle(self, now_ms: int) -> None:
         """Book the present levels up to now."""
-        for number, span_ms in _hours_of(self.since_ms, now_ms):
-            hour = self.hours.get(number)
-            if hour is None:
-                hour = self.hours[number] = [0, 0, 0, 0]
-            hour[0] += self.allocated * span_ms
-            hour[1] += self.unallocated * span_ms
-            hour[2] += self.queued * span_ms
-            hour[3] += self.quota_nano * span_ms
-        self.since_ms = max(self.since_ms, now_ms)
+        since_ms = self.since_ms
+        if now_ms <= since_ms:
+            return
+        number = since_ms // HOUR
+        if now_ms <= (number + 1) * HOUR:  # As nearly always.
+            self._book(number, now_ms - since_ms)
+        else:
+            for number, span_ms in _hours_of(since_ms, now_ms):
+                self._book(number, span_ms)
+        self.since_ms = now_ms
+
+    def _book(self, number: int, span_ms: int) -> None:
+        hour = self.hours.get(number)
+        if hour is None:
+            hour = self.hours[number] = [0, 0, 0, 0]
+        hour[0] += self.allocated * span_ms
+        hour[1] += self.unallocated * span_ms
+        hour[2] += self.queued * span_ms
+        hour[3] += self.quota_nano * span_ms
 
     def correct(self, correction: Correction, first: int) -> None:
         """Book a correction, in the hours with this number and later ones."""
@@ -156,6 +166,11 @@ class HourlyUse:
     def as_of(self) -> int:
         """The cursor of the next record that is not in here yet."""
         return self._next_cursor
+
+    @property
+    def healthy(self) -> tuple[tuple[int, ...], ...]:
+        """Nodes that take work by their size, for each pool by name; another object whenever they change."""
+        return self._healthy
 
     def note(self, state: ClusterState, effects: Effects) -> None:
         """Follow one record: call it after each ``state.apply``, with what that returned."""
@@ -256,7 +271,7 @@ class HourlyUse:
         """Note whether a shape fits on the healthy nodes as they are."""
         if shape in self._fits:
             return
-        wanted, gpus_per_rank, ranks, _ = shape
+        wanted, gpus_per_rank, ranks, _, _ = shape
         slots = [pool.healthy.slots(gpus_per_rank) for pool in state.inventory.candidates(wanted)]
         fits = self._fits[shape] = not slots or max(slots) >= ranks
         if not fits:
@@ -265,9 +280,9 @@ class HourlyUse:
     def _impossible_gpus(self, state: ClusterState, budget: Budget) -> int:
         """Return the GPUs that are asked for below a budget by gangs larger than what is healthy."""
         return sum(
-            gpus_per_rank * ranks * len(queue.entries)
-            for wanted, gpus_per_rank, ranks, least_ms in self._impossible
-            for queue in state.allocated.by_shape.get((wanted, gpus_per_rank, ranks, least_ms), {}).values()
+            shape[1] * shape[2] * len(queue.entries)
+            for shape in self._impossible
+            for queue in state.allocated.by_shape.get(shape, {}).values()
             if budget in queue.leaf.path
         )
 

@@ -53,21 +53,32 @@ class Node:
         "held_down_until_ms",
         "id",
         "index",
+        "labels",
         "orphans",
         "pool",
         "preemptible",
         "reason",
         "repair_since_ms",
+        "reported",
         "since_ms",
         "stuck",
+        "tree",
         "unprotected",
     )
 
-    def __init__(self, id_: str, pool: str, gpus: int, domains: tuple[str, ...], now_ms: int) -> None:
+    def __init__(
+        self, id_: str, pool: str, gpus: int, domains: tuple[str, ...], now_ms: int, tree: str | None = None
+    ) -> None:
         self.id = id_
+        #: The kind of GPU; and the tree that its domains belong to, if trees are named.
         self.pool = pool
+        self.tree = tree
         self.gpus = gpus
+        #: Coarse to fine, without the node itself.
         self.domains = domains
+        #: The tree and the domains that it reports, and those it was given instead; None is as reported.
+        self.reported: tuple[str | None, tuple[str, ...]] = (tree, domains)
+        self.labels: tuple[str | None, tuple[str, ...] | None] = (None, None)
         self.boot = ""
         self.health = NodeHealth.HEALTHY
         self.reason: str | None = None
@@ -108,6 +119,17 @@ class Node:
         self.filed_takeable = 0
         self.filed_capacity = 0
         self.filed_healthy = False
+
+    @property
+    def home(self) -> str:
+        """The id of the pool in which it is filed: its kind, in its tree."""
+        return self.pool if self.tree is None else f"{self.pool}:{self.tree}"
+
+    def find_place(self) -> None:
+        """Take the tree and the domains anew from what was reported and what was ordered. Not while it is filed."""
+        tree, domains = self.labels
+        self.tree = tree if tree is not None else self.reported[0]
+        self.domains = domains if domains is not None else self.reported[1]
 
     @property
     def takes_work(self) -> bool:
@@ -279,12 +301,14 @@ class Room(Sizes):
 
 
 class Pool:
-    """The nodes of one kind, in the order of their places, with what they offer."""
+    """The nodes of one kind in one tree, in the order of their places, with what they offer. No gang spans two."""
 
-    __slots__ = ("free", "healthy", "id", "installed", "nodes", "rate", "reclaimable", "takeable", "working")
+    __slots__ = ("free", "healthy", "id", "installed", "kind", "nodes", "rate", "reclaimable", "takeable", "working")
 
-    def __init__(self, id_: str, rate: int) -> None:
+    def __init__(self, id_: str, kind: str, rate: int) -> None:
         self.id = id_
+        #: What requests name: the kind of GPU.
+        self.kind = kind
         #: What one of its GPUs costs, in units of the rate card.
         self.rate = rate
         self.nodes: list[Node] = []
@@ -309,12 +333,13 @@ class Pool:
 class Inventory:
     """All nodes of one cluster, their pools, and the schedulable GPUs."""
 
-    __slots__ = ("_rates", "capacity_gpus", "capacity_units", "gains", "nodes", "pools")
+    __slots__ = ("_by_kind", "_rates", "capacity_gpus", "capacity_units", "gains", "nodes", "pools")
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
-        #: In the order of their names.
+        #: In the order of their names; and the same by kind.
         self.pools: dict[str, Pool] = {}
+        self._by_kind: dict[str, list[Pool]] = {}
         #: Rises whenever a node offers more than before: what did not fit may fit now.
         self.gains = 0
         #: GPUs of healthy nodes, and GPUs still held on unhealthy ones.
@@ -328,22 +353,22 @@ class Inventory:
         self._rates = {rate.pool: rate.rate for rate in policy.rates}
         self.capacity_units = 0
         for pool in self.pools.values():
-            pool.rate = self._rates.get(pool.id, 1)
+            pool.rate = self._rates.get(pool.kind, 1)
             self.capacity_units += pool.rate * sum(node.filed_capacity for node in pool.nodes)
 
     def candidates(self, pool: str | None) -> Collection[Pool]:
         """Return the pools that a request for `pool` (None: any) may use, by name."""
         if pool is None:
             return self.pools.values()
-        return [self.pools[pool]] if pool in self.pools else []
+        return self._by_kind.get(pool, ())
 
     def add(self, node: Node) -> None:
         """Take a new node into its pool."""
         self.nodes[node.id] = node
-        if node.pool not in self.pools:
-            self.pools[node.pool] = Pool(node.pool, self._rates.get(node.pool, 1))
-            self.pools = dict(sorted(self.pools.items()))
-        pool = self.pools[node.pool]
+        pool = self.pools.get(node.home)
+        if pool is None:
+            pool = self.pools[node.home] = Pool(node.home, node.pool, self._rates.get(node.pool, 1))
+            self._sort_pools()
         index = bisect_left(pool.nodes, node.place_key, key=lambda other: other.place_key)
         for later in pool.nodes[index:]:
             later.index += 1
@@ -360,7 +385,7 @@ class Inventory:
 
     def remove(self, node: Node) -> None:
         """Forget a node."""
-        pool = self.pools[node.pool]
+        pool = self.pools[node.home]
         pool.free.move(node.index, node.filed_free, 0)
         pool.reclaimable.move(node.index, node.filed_reclaimable, 0)
         pool.takeable.move(node.index, node.filed_takeable, 0)
@@ -379,7 +404,14 @@ class Inventory:
             pool.healthy.add(node.gpus, -1)
         del self.nodes[node.id]
         if not pool.nodes:
-            del self.pools[node.pool]
+            del self.pools[node.home]
+            self._sort_pools()
+
+    def _sort_pools(self) -> None:
+        self.pools = dict(sorted(self.pools.items()))
+        self._by_kind = {}
+        for pool in self.pools.values():
+            self._by_kind.setdefault(pool.kind, []).append(pool)
 
     def refile(self, node: Node) -> None:
         """Bring the index up to date after anything about a node has changed."""
@@ -395,21 +427,21 @@ class Inventory:
             offered = reclaimable = takeable = 0
             capacity = node.occupied_gpus if node.health is not NodeHealth.LOST else 0
         if takes_work is not node.filed_healthy:
-            self.pools[node.pool].healthy.add(node.gpus, 1 if takes_work else -1)
-            self.pools[node.pool].working ^= 1 << node.index
+            self.pools[node.home].healthy.add(node.gpus, 1 if takes_work else -1)
+            self.pools[node.home].working ^= 1 << node.index
             node.filed_healthy = takes_work
         if offered > node.filed_free or reclaimable > node.filed_reclaimable or takeable > node.filed_takeable:
             self.gains += 1
         if offered != node.filed_free:
-            self.pools[node.pool].free.move(node.index, node.filed_free, offered)
+            self.pools[node.home].free.move(node.index, node.filed_free, offered)
             node.filed_free = offered
         if reclaimable != node.filed_reclaimable:
-            self.pools[node.pool].reclaimable.move(node.index, node.filed_reclaimable, reclaimable)
+            self.pools[node.home].reclaimable.move(node.index, node.filed_reclaimable, reclaimable)
             node.filed_reclaimable = reclaimable
         if takeable != node.filed_takeable:
-            self.pools[node.pool].takeable.move(node.index, node.filed_takeable, takeable)
+            self.pools[node.home].takeable.move(node.index, node.filed_takeable, takeable)
             node.filed_takeable = takeable
         if capacity != node.filed_capacity:
             self.capacity_gpus += capacity - node.filed_capacity
-            self.capacity_units += (capacity - node.filed_capacity) * self.pools[node.pool].rate
+            self.capacity_units += (capacity - node.filed_capacity) * self.pools[node.home].rate
             node.filed_capacity = capacity

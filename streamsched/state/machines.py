@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         NodeHealthChanged,
         NodeInventoryReported,
         NodeRepairBegan,
+        NodesRelabelled,
     )
     from streamsched.state.cluster import ClusterState
     from streamsched.state.workloads import Workload
@@ -224,20 +225,39 @@ def _answer(state: ClusterState, fact: NodeDrainChanged, objection: str | None) 
 # --- what they are and hold -------------------------------------------------------------------------------------------
 
 
+def relabel(state: ClusterState, fact: NodesRelabelled) -> None:
+    """Put nodes where somebody says that they are; what runs or is planned there stays."""
+    for label in fact.labels:
+        node = state.nodes.get(label.node)
+        if node is None:
+            state.ignore(Ignored.UNKNOWN_NODE)
+            continue
+        if node.labels == (label.tree, label.domains):
+            state.ignore(Ignored.ALREADY_SO)
+            continue
+        rounds.leave_reservations(state, node.id)
+        state.inventory.remove(node)
+        node.labels = (label.tree, label.domains)
+        node.find_place()
+        state.inventory.add(node)
+        state.effects.nodes[node.id] = None
+
+
 def take_inventory(state: ClusterState, fact: NodeInventoryReported) -> None:
     """Reconcile what a node says with what is known of it: its word on what runs there is final."""
     node = state.nodes.get(fact.node)
     if node is None:
-        node = Node(fact.node, fact.pool, fact.gpus, fact.domains, state.now_ms)
+        node = Node(fact.node, fact.pool, fact.gpus, fact.domains, state.now_ms, fact.tree)
         known = state.awaited_nodes.pop(fact.node, (NodeHealth.HEALTHY, None, False))
         node.health, node.reason, node.fatal = known
         state.inventory.add(node)
         _file(state, node)
-    elif (node.pool, node.gpus, node.domains) != (fact.pool, fact.gpus, fact.domains):
+    elif (node.pool, node.gpus, node.reported) != (fact.pool, fact.gpus, (fact.tree, fact.domains)):
         moved = node.pool != fact.pool
         rounds.leave_reservations(state, node.id)
         state.inventory.remove(node)
-        node.pool, node.gpus, node.domains = fact.pool, fact.gpus, fact.domains
+        node.pool, node.gpus, node.reported = fact.pool, fact.gpus, (fact.tree, fact.domains)
+        node.find_place()
         state.inventory.add(node)
         # Whatever had GPUs that are no longer there has lost them.
         for key in sorted(key for key, mask in node.claims.items() if moved or mask & ~node.all_mask):

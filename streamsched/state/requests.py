@@ -1,6 +1,6 @@
 """What people ask for: work, its end, its place in the leaf, another budget tree, another policy.
 
-Functions over the state, called by its gate. Each request that names something gets a receipt.
+Functions over the state, called by its gate. Each request gets a receipt.
 """
 
 from __future__ import annotations
@@ -300,6 +300,8 @@ def adopt(state: ClusterState, fact: PolicyAdopted) -> None:
             state.timers.await_patience(workload, fact.policy, state.now_ms)
     state.budgets.follow(fact.policy, state.now_ms)
     state.inventory.set_rates(fact.policy)
+    receipt = Receipt(status=ReceiptStatus.ACCEPTED, cursor=state.next_cursor - 1, corr=fact.corr)
+    state.effects.receipts.append(receipt)
 
 
 def reject(state: ClusterState, fact: Rejected) -> None:

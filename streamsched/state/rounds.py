@@ -71,14 +71,14 @@ def _objection_to(state: ClusterState, item: ProposedPlacement) -> Void | None:
             return Void.VICTIM_USELESS
         for id_, mask in run.held.items():
             freed[id_] = freed.get(id_, 0) | mask
-    pool = workload.pool
+    home: str | None = None
     for node_id, mask in wanted.items():
         node = state.nodes.get(node_id)
         if node is None or not node.takes_work:
             return Void.NODE_UNAVAILABLE
-        if pool is None:
-            pool = node.pool
-        if node.pool != pool:
+        if home is None:
+            home = node.home
+        if node.home != home or workload.pool not in (None, node.pool):
             return Void.WRONG_SEATS
         if mask & ~(node.free_mask | freed.get(node_id, 0)):
             return Void.GPU_TAKEN
@@ -150,7 +150,7 @@ def _spend(state: ClusterState, item: ProposedPlacement) -> None:
         if victim.is_allocated and not is_promised:
             spent += victim.gpus
     if spent:
-        pool = state.inventory.pools[state.nodes[item.seats[0].node].pool]
+        pool = state.inventory.pools[state.nodes[item.seats[0].node].home]
         budget = state.disruption.setdefault(pool.id, DisruptionBudget())
         budget.spend(spent, pool.installed_gpus, state.policy, state.now_ms)
 
@@ -165,7 +165,7 @@ def _objection_to_promise(state: ClusterState, item: ProposedReservation) -> Voi
     kept = {id_ for promise in state.reservations.values() for id_ in promise.nodes}
     for id_ in item.nodes:
         node = state.nodes.get(id_)
-        if node is None or not node.takes_work or node.pool != item.pool:
+        if node is None or not node.takes_work or node.home != item.pool:
             return Void.NODE_UNAVAILABLE
         if id_ in kept:
             return Void.RESERVED

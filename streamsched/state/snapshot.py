@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from streamsched.model.commands import AnyCommand, Command, StopReason
 from streamsched.model.events import BudgetTreeChanged, Drain, NodeHealth, Seat
 from streamsched.model.policy import Policy
+from streamsched.model.topology import TopologyRequest
 from streamsched.state.cluster import LAYOUT, ClusterState, SourceGap
 from streamsched.state.disruption import DisruptionBudget
 from streamsched.state.fading import FadingSum
@@ -244,8 +245,9 @@ def _node_out(node: Node) -> dict[str, Any]:
     return {
         "id": node.id,
         "pool": node.pool,
+        "reported": [node.reported[0], list(node.reported[1])],
+        "labels": [node.labels[0], None if node.labels[1] is None else list(node.labels[1])],
         "gpus": node.gpus,
-        "domains": list(node.domains),
         "boot": node.boot,
         "health": node.health,
         "reason": node.reason,
@@ -261,7 +263,11 @@ def _node_out(node: Node) -> dict[str, Any]:
 
 
 def _node_in(item: dict[str, Any]) -> Node:
-    node = Node(item["id"], item["pool"], item["gpus"], tuple(item["domains"]), item["since_ms"])
+    tree, domains = item["reported"]
+    node = Node(item["id"], item["pool"], item["gpus"], tuple(domains), item["since_ms"], tree)
+    tree, domains = item["labels"]
+    node.labels = (tree, None if domains is None else tuple(domains))
+    node.find_place()
     node.boot, node.health, node.reason = item["boot"], NodeHealth(item["health"]), item["reason"]
     drain, node.drain_by, node.drain_reason, node.drain_since_ms = item["drain"]
     node.fatal, node.drain, node.falls = item["fatal"], Drain(drain), item["falls"]
@@ -287,6 +293,7 @@ _PLAIN = (
     "priority",
     "command",
     "interactive",
+    "topology",
     "attempt",
     "submitted_ms",
     "queued_ms",
@@ -297,18 +304,24 @@ _PLAIN = (
     "cancelled",
 )
 _plain_of = attrgetter(*_PLAIN)
+_TOPOLOGY = _PLAIN.index("topology")
 
 
 def _workload_out(workload: Workload, budget: int) -> list[Any]:
     """Return a workload as a list: there may be many, and names would be most of the bytes."""
     run = None if workload.run is None else _run_out(workload.run)
-    return [workload.phase, budget, workload.queue_key is not None, run, *_plain_of(workload)]
+    plain = list(_plain_of(workload))
+    if workload.topology is not None:
+        plain[_TOPOLOGY] = workload.topology.model_dump(mode="json")
+    return [workload.phase, budget, workload.queue_key is not None, run, *plain]
 
 
 def _workload_in(item: list[Any], budgets: list[Budget]) -> tuple[Workload, bool]:
     phase, budget, filed, run, *plain = item
     fields = dict(zip(_PLAIN, plain, strict=True))
     fields["command"] = tuple(fields["command"])
+    if fields["topology"] is not None:
+        fields["topology"] = TopologyRequest.model_validate_json(orjson.dumps(fields["topology"]))
     workload = Workload.restored(fields, budgets[budget])
     workload.phase = Phase(phase)
     workload.run = None if run is None else _run_in(run)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from streamsched.model.commands import StopReason
     from streamsched.model.events import Seat, WorkloadSubmitted
+    from streamsched.model.topology import TopologyRequest
     from streamsched.state.usage import Budget
 
 
@@ -42,8 +43,8 @@ class Phase(StrEnum):
 
 _FINAL = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED, Phase.PREEMPTED, Phase.TIMED_OUT, Phase.REJECTED})
 
-#: Pool (or None for any), GPUs per rank, ranks, effective min runtime: workloads of one shape fit alike.
-Shape = tuple[str | None, int, int, int]
+#: Pool (or None for any), GPUs per rank, ranks, effective min runtime, topology: workloads of one shape fit alike.
+Shape = tuple[str | None, int, int, int, "TopologyRequest | None"]
 
 #: Orders one leaf: priority (larger first), requeued before new, present enqueue, id.
 QueueKey = tuple[int, int, int, str]
@@ -77,6 +78,7 @@ class Workload:
         "setbacks",
         "submitted_ms",
         "timeout_ms",
+        "topology",
     )
 
     def __init__(self, fact: WorkloadSubmitted, budget: Budget, now_ms: int) -> None:
@@ -86,7 +88,7 @@ class Workload:
         self.ranks = fact.ranks
         self.gpus_per_rank = fact.gpus_per_rank
         #: The GPUs of the whole gang.
-        self.gpus = fact.ranks * fact.gpus_per_rank
+        self.gpus = gang_gpus(fact.ranks, fact.gpus_per_rank, fact.topology)
         self.min_runtime_ms = fact.min_runtime_ms
         #: Whether its time is charged to its budget and protected; otherwise any such request displaces it.
         self.is_allocated = fact.min_runtime_ms > 0
@@ -95,6 +97,7 @@ class Workload:
         self.priority = fact.priority
         self.command = fact.command
         self.interactive = fact.interactive
+        self.topology = fact.topology
         self.phase = Phase.QUEUED
         #: The number of the present or last attempt; 0 before the first.
         self.attempt = 0
@@ -122,7 +125,7 @@ class Workload:
         for name, value in fields.items():
             setattr(workload, name, value)
         workload.budget = budget
-        workload.gpus = workload.ranks * workload.gpus_per_rank
+        workload.gpus = gang_gpus(workload.ranks, workload.gpus_per_rank, workload.topology)
         workload.is_allocated = workload.min_runtime_ms > 0
         workload.queue_key = None
         return workload
@@ -130,7 +133,7 @@ class Workload:
     @property
     def shape(self) -> Shape:
         """What decides where it fits."""
-        return (self.pool, self.gpus_per_rank, self.ranks, self.effective_min_ms)
+        return (self.pool, self.gpus_per_rank, self.ranks, self.effective_min_ms, self.topology)
 
     @property
     def effective_min_ms(self) -> int:
@@ -148,6 +151,13 @@ class Workload:
         return contract_fingerprint(self)
 
 
+def gang_gpus(ranks: int, gpus_per_rank: int, topology: TopologyRequest | None) -> int:
+    """Return the GPUs of a whole gang, whose groups may differ in them."""
+    if topology is None or not topology.groups:
+        return ranks * gpus_per_rank
+    return sum(group.ranks * (group.gpus_per_rank or gpus_per_rank) for group in topology.groups)
+
+
 def contract_fingerprint(contract: Workload | WorkloadSubmitted) -> str:
     """Return 16 hex digits over the contract. Priority is left out: it may be changed after the submission."""
     budget = contract.budget if isinstance(contract.budget, str) else contract.budget.id
@@ -161,6 +171,7 @@ def contract_fingerprint(contract: Workload | WorkloadSubmitted) -> str:
         contract.resumable,
         contract.command,
         contract.interactive,
+        *(() if contract.topology is None else (contract.topology.model_dump_json(exclude_defaults=True),)),
     )
     return hashlib.blake2b(repr(content).encode(), digest_size=8).hexdigest()
 

@@ -48,7 +48,24 @@ def any_fields(name: str) -> st.SearchStrategy[dict[str, Any]]:
     """Give the fields of lawful messages of one type, as JSON has them."""
     schema = MODELS[name].model_json_schema()
     fields = _lawful(schema, schema.get("$defs", {}))
+    if name == "workload_submitted":
+        return fields.map(_as_layers)
+    if name == "nodes_relabelled":
+        return fields.map(_naming_each_once)
     return fields.map(_as_an_interval) if name == "usage_adjusted" else fields
+
+
+def _as_layers(fields: dict[str, Any]) -> dict[str, Any]:
+    """Let each layer hold the whole gang, which no schema can say, and let it have no groups."""
+    if fields.get("topology") is None:
+        return fields
+    layers = [{**layer, "ranks": None} for layer in fields["topology"].get("layers", ())]
+    return fields | {"topology": {**fields["topology"], "layers": layers, "groups": []}}
+
+
+def _naming_each_once(fields: dict[str, Any]) -> dict[str, Any]:
+    """Let no node have two places, which no schema can say."""
+    return fields | {"labels": list({label["node"]: label for label in fields["labels"]}.values())}
 
 
 def _as_an_interval(fields: dict[str, Any]) -> dict[str, Any]:
