@@ -100,7 +100,7 @@ def jobs(answer: Jobs) -> RenderableType:
     )
     shown = f"{len(answer.jobs)} of {answer.matching}" if len(answer.jobs) < answer.matching else str(len(answer.jobs))
     count = f"{shown} workload{'s' * (answer.matching != 1)}"
-    return Group(table, _as_of(answer, count if answer.jobs else f"{count}; --ended lists those that are over too"))
+    return Group(table, as_of(answer, count if answer.jobs else f"{count}; --ended lists those that are over too"))
 
 
 def _kinds(rates: dict[str, int]) -> str:
@@ -126,7 +126,7 @@ def nodes(answer: Nodes) -> RenderableType:
         [(node.node, node.pool, _state(node), str(node.gpus), str(node.free), _held(node)) for node in answer.nodes],
     )
     total, free = sum(node.gpus for node in answer.nodes), sum(node.free for node in answer.nodes)
-    return Group(table, _as_of(answer, f"{len(answer.nodes)} nodes, {free} of {total} GPUs free"))
+    return Group(table, as_of(answer, f"{len(answer.nodes)} nodes, {free} of {total} GPUs free"))
 
 
 def node(answer: Nodes) -> RenderableType:
@@ -142,7 +142,7 @@ def node(answer: Nodes) -> RenderableType:
         lines.append(f"  waits for {machine.waits_for}")
     if machine.held:
         lines.append(f"  held by {_held(machine)}")
-    return Group(*lines, _as_of(answer, machine.node))
+    return Group(*lines, as_of(answer, machine.node))
 
 
 def shares(answer: Shares) -> RenderableType:
@@ -173,7 +173,7 @@ def shares(answer: Shares) -> RenderableType:
         f"{_kinds(answer.rates)}",
         "dim",
     )
-    return Group(table, legend, _as_of(answer, f"{answer.capacity_gpus} GPUs can be scheduled"))
+    return Group(table, legend, as_of(answer, f"{answer.capacity_gpus} GPUs can be scheduled"))
 
 
 # --- one workload -----------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def explanation(answer: Explanation) -> RenderableType:
     if verdict.remedies:
         parts.append(Text("\nWhat could be changed", "bold"))
         parts += [Text(f"  - {_capital(remedy)}.") for remedy in verdict.remedies]
-    parts.append(_as_of(answer, ""))
+    parts.append(as_of(answer, ""))
     return Group(*parts)
 
 
@@ -339,7 +339,8 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Tabl
     return table
 
 
-def _as_of(answer: AsOf, what: str) -> RenderableType:
+def as_of(answer: AsOf, what: str) -> RenderableType:
+    """Return the last line of an answer: what was counted, and the moment it is of."""
     when = (
         f"as of {format_instant(answer.at_ms)}, cursor {answer.cursor}" if answer.cursor >= 0 else "the ledger is empty"
     )

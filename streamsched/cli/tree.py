@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streamsched.cli import exits
+from streamsched.cli import exits, policies
 from streamsched.cli.answering import asking, moment_of, place_at, print_answer, print_receipt
 from streamsched.cli.command_group import CommandGroup
 from streamsched.cli.options import ASK, DEFAULT_PLACE, PAST, RUN, AsJson, At, From, To
@@ -46,6 +46,7 @@ topics_app = typer.Typer(help="Create and verify the topics of a cluster on Kafk
 budgets_app = typer.Typer(help="Show and change the budget tree.", no_args_is_help=True)
 node_app = typer.Typer(help="Take nodes out of use and back, and run node agents.", no_args_is_help=True)
 app.add_typer(budgets_app, name="budgets")
+app.add_typer(policies.app, name="policy")
 app.add_typer(topics_app, name="topics")
 app.add_typer(node_app, name="node")
 
@@ -114,7 +115,8 @@ def up(
     stopped. Virtual nodes run `sleep SECONDS` and keep what they hold in the same directory.
 
     Paths: POST /v1/workloads, POST /v1/workloads/ID/cancel, DELETE /v1/workloads/ID, POST /v1/events, GET /v1/jobs,
-    /v1/jobs/ID, /v1/shares, /v1/nodes, /v1/state, /healthz, /metrics. Bodies are the events of `topics/schemas`.
+    /v1/jobs/ID, /v1/shares, /v1/nodes, /v1/policy, /v1/state, /healthz, /metrics. Bodies are the events of
+    `topics/schemas`.
 
     Example: `streamsched up --nodes 4x8:h100 --budget research=60% --budget product=40% --speed 60`
     """

@@ -27,7 +27,7 @@ from streamsched.embedded.engine import Engine, Settle
 from streamsched.embedded.measures import registry_of
 from streamsched.errors import InvariantError, LedgerError, WireError
 from streamsched.model.commands import Effects, Receipt, ReceiptStatus
-from streamsched.model.events import PolicyAdopted, WorkloadCancelled, WorkloadSubmitted
+from streamsched.model.events import WorkloadCancelled, WorkloadSubmitted
 from streamsched.replay import answers
 from streamsched.replay.answers import JobFilter
 from streamsched.state.cluster import ClusterState
@@ -71,6 +71,7 @@ def application(engine: Engine, *, host: str) -> web.Application:
             web.get("/v1/jobs/{workload}", endpoints.explain),
             web.get("/v1/shares", endpoints.shares),
             web.get("/v1/nodes", endpoints.nodes),
+            web.get("/v1/policy", endpoints.policy),
             web.get("/v1/state", endpoints.state),
             web.get("/healthz", endpoints.health),
             web.get("/metrics", endpoints.metrics),
@@ -103,8 +104,7 @@ class _Endpoints:
 
     async def control(self, request: web.Request) -> web.Response:
         event = codec.admit(await request.read(), allowed=CONTROL, src=None, seq=None)
-        answer = _policy_answer if isinstance(event, PolicyAdopted) else _control_answer
-        return _json(*await self._engine.record(event, answer))
+        return _json(*await self._engine.record(event, _control_answer))
 
     async def jobs(self, request: web.Request) -> web.Response:
         return _json(answers.jobs(self._engine.state, self._engine.chronicle, _filter(request)))
@@ -121,6 +121,9 @@ class _Endpoints:
 
     async def nodes(self, _request: web.Request) -> web.Response:
         return _json(answers.nodes(self._engine.state))
+
+    async def policy(self, _request: web.Request) -> web.Response:
+        return _json(answers.policy(self._engine.state))
 
     async def state(self, _request: web.Request) -> web.Response:
         return _json(answers.summary(self._engine.state))
@@ -157,11 +160,6 @@ def _cancellation_answer(cursor: int, effects: Effects, _state: ClusterState) ->
 def _control_answer(cursor: int, effects: Effects, _state: ClusterState) -> _Answer:
     receipt = _receipt(cursor, effects)
     return receipt, HTTPStatus.OK if receipt.status is ReceiptStatus.ACCEPTED else HTTPStatus.CONFLICT
-
-
-def _policy_answer(cursor: int, _effects: Effects, _state: ClusterState) -> _Answer:
-    # The fold adopts every policy that is one, so it gives no receipt of its own.
-    return Receipt(status=ReceiptStatus.ACCEPTED, cursor=cursor), HTTPStatus.OK
 
 
 def _receipt(cursor: int, effects: Effects) -> Receipt:

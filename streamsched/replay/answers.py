@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from streamsched.model.events import Drain, NodeHealth, WorkloadSubmitted
 from streamsched.model.identifiers import BudgetId
+from streamsched.model.policy import Policy
 from streamsched.replay.story import Chronicle, Happening
 from streamsched.scheduling.obstacles import Obstacles
 from streamsched.scheduling.verdicts import Verdict, verdict, waiting_code
@@ -226,6 +227,17 @@ class Shares(AsOf):
     shares: tuple[Share, ...]
 
 
+class PolicyInForce(AsOf):
+    """How the cluster is scheduled.
+
+    Attributes:
+        version: How many policies have been adopted; 0 for the default, before the first.
+    """
+
+    version: int
+    policy: Policy
+
+
 class Explanation(AsOf):
     """Everything about one workload.
 
@@ -315,6 +327,13 @@ def shares(state: ClusterState) -> Shares:
         rates={pool.id: pool.rate for pool in state.inventory.pools.values()},
         window_ms=state.policy.window_ms,
         shares=tuple(_share(budget, state.now_ms) for budget in tree.root.below()),
+    )
+
+
+def policy(state: ClusterState) -> PolicyInForce:
+    """Return how the cluster is scheduled."""
+    return PolicyInForce(
+        cursor=state.next_cursor - 1, at_ms=state.now_ms, version=state.policy_version, policy=state.policy
     )
 
 

@@ -87,6 +87,27 @@ def test_a_day_of_an_administrator(tmp_path: Path) -> None:
         assert "there is no node 'node-9'" in stranger.stderr
 
 
+def test_a_policy_is_adopted(service: Up) -> None:
+    """Looked at first, then adopted with a reason; adopted again, it would change nothing."""
+    at = {"STREAMSCHED_FROM": service.url}
+    adopt = ("policy", "adopt", "hour_by_hour", "--set", "grace_ms=30s")
+
+    looked = run(*adopt, "--dry-run", **at)
+    assert [line.split() for line in looked.stdout.splitlines()[1:]] == [
+        ["grace_ms", "1m", "30s"],
+        ["order", "window", "due_first"],
+    ]
+    assert "none has been adopted" in run("policy", "show", **at).stdout
+    done = run(*adopt, "--reason", "deliver what is due in its hour", "--actor", "ana", **at)
+    assert (done.returncode, done.stdout.partition(" (")[0]) == (
+        0,
+        "accepted: policy with grace_ms 1m → 30s, order window → due_first",
+    )
+    shown = json.loads(run("policy", "show", "--json", **at).stdout)
+    assert (shown["version"], shown["policy"]["order"], shown["policy"]["grace_ms"]) == (1, "due_first", 30_000)
+    assert "nothing would change" in run(*adopt, "--reason", "again", **at).stdout
+
+
 def test_output_into_a_pipe_is_plain_and_not_cut(service: Up) -> None:
     """No colour, no padding, no line cut to a width that nobody has."""
     long_id = "w" * 120
