@@ -9,7 +9,7 @@ Source: `fair-share.md`, section 5.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from streamsched.model.commands import Correction, Effects
@@ -155,7 +155,7 @@ class HourlyUse:
         self._capacity_units = 0
         self._next_cursor = 0
         #: Healthy nodes by size, for each pool; and whether they could hold a shape if they were empty.
-        self._healthy: tuple[tuple[int, ...], ...] = ()
+        self._healthy: list[list[int]] = []
         self._fits: dict[Shape, bool] = {}
         #: Shapes that they could not.
         self._impossible: list[Shape] = []
@@ -168,7 +168,7 @@ class HourlyUse:
         return self._next_cursor
 
     @property
-    def healthy(self) -> tuple[tuple[int, ...], ...]:
+    def healthy(self) -> Sequence[Sequence[int]]:
         """Nodes that take work by their size, for each pool by name; another object whenever they change."""
         return self._healthy
 
@@ -178,11 +178,14 @@ class HourlyUse:
         for correction in effects.corrections:
             self._correct(correction, state.now_ms)
         tree = state.budgets
-        healthy = self._healthy
+        changed = tree.capacity_units != self._capacity_units or tree.change != self._change
         if effects.nodes:
-            healthy = tuple(tuple(pool.healthy.counts) for _, pool in sorted(state.inventory.pools.items()))
-        if tree.capacity_units != self._capacity_units or tree.change != self._change or healthy != self._healthy:
-            self._capacity_units, self._change, self._healthy = tree.capacity_units, tree.change, healthy
+            healthy = [pool.healthy.counts for pool in state.inventory.pools.values()]
+            if healthy != self._healthy:
+                self._healthy = [counts.copy() for counts in healthy]
+                changed = True
+        if changed:
+            self._capacity_units, self._change = tree.capacity_units, tree.change
             self._fits.clear()
             self._impossible.clear()
             for shape in state.allocated.by_shape:
@@ -279,6 +282,8 @@ class HourlyUse:
 
     def _impossible_gpus(self, state: ClusterState, budget: Budget) -> int:
         """Return the GPUs that are asked for below a budget by gangs larger than what is healthy."""
+        if not self._impossible:
+            return 0
         return sum(
             shape[1] * shape[2] * len(queue.entries)
             for shape in self._impossible
