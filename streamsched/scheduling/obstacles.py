@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from streamsched.state.inventory import Pool, Room
     from streamsched.state.reservations import Reservation
     from streamsched.state.usage import Budget
-    from streamsched.state.workloads import Workload
+    from streamsched.state.workloads import Shape, Workload
 
 _NEVER = 1 << 62
 
@@ -228,7 +228,7 @@ class Obstacles:
                         known[budget] = (gpus + asked, min(oldest, queue.oldest(0)))
         return known
 
-    def _fits_somewhere(self, shape: tuple[str | None, int, int, int], *, allocated: bool) -> bool:
+    def _fits_somewhere(self, shape: Shape, *, allocated: bool) -> bool:
         return any(
             _room(pool, allocated=allocated).slots(shape[1]) >= shape[2]
             for pool in self.state.inventory.candidates(shape[0])
