@@ -19,10 +19,17 @@ Duration = Annotated[int, Field(ge=0, le=366 * DAY)]
 
 
 class Scheme(StrEnum):
-    """Who decides: hierarchical fair share, or the priority scheduler that it replaces, for comparison."""
+    """Who decides: hierarchical fair share; or, for comparison, the priority scheduler that it replaces, or one queue.
+
+    One queue of all teams in the order of arrival: whose first blocks all others, in which what fits may pass, or in
+    which it may pass without making the first wait (`streamsched.scheduling.yardsticks`).
+    """
 
     FAIR_SHARE = "fair_share"
     PRIORITY = "priority"
+    FIFO = "fifo"
+    FIFO_SKIP = "fifo_skip"
+    EASY_BACKFILL = "easy_backfill"
 
 
 class Order(StrEnum):
@@ -117,7 +124,8 @@ class Policy(BaseModel):
 
     scheme: Scheme = Field(
         default=Scheme.FAIR_SHARE,
-        description="Fair share by budgets; or priorities across teams, each with some GPUs that nobody preempts.",
+        description="Fair share by budgets; priorities across teams, each with some GPUs that nobody preempts; or one "
+        "queue: strict, with passing, or with passing beside a promise to the first.",
     )
     window_ms: Positive = Field(default=7 * DAY, description="The lookback window over which usage counts.")
     min_runtime_floor_ms: Positive = Field(
@@ -298,6 +306,17 @@ OVER_THE_WEEK = Policy()
 HOUR_BY_HOUR = Policy(order=Order.DUE_FIRST)
 #: The scheduler that fair share replaces, by priorities and limits, to compare with.
 BY_PRIORITY = Policy(scheme=Scheme.PRIORITY)
+#: One queue for all, without budgets: what everybody knows, to measure others by.
+FIFO = Policy(scheme=Scheme.FIFO)
+FIFO_SKIP = Policy(scheme=Scheme.FIFO_SKIP)
+EASY_BACKFILL = Policy(scheme=Scheme.EASY_BACKFILL)
 #: Policies by the name they can be asked for.
-NAMED_POLICIES = {"over_the_week": OVER_THE_WEEK, "hour_by_hour": HOUR_BY_HOUR, "by_priority": BY_PRIORITY}
+NAMED_POLICIES = {
+    "over_the_week": OVER_THE_WEEK,
+    "hour_by_hour": HOUR_BY_HOUR,
+    "by_priority": BY_PRIORITY,
+    "fifo": FIFO,
+    "fifo_skip": FIFO_SKIP,
+    "easy_backfill": EASY_BACKFILL,
+}
 DEFAULT_POLICY = OVER_THE_WEEK

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from streamsched.model.policy import Order, UsageMode
 from streamsched.scheduling.guard import distance, is_allowed, rival_of, rivals
+from streamsched.scheduling.yardsticks import WaitingLine
 from streamsched.state.inventory import MAX_GPUS
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class _Blocked:
 class Memory:
     """The blocked candidates of one scheduler, by workload."""
 
-    __slots__ = ("_blocked", "_is_restless", "looks")
+    __slots__ = ("_blocked", "_is_restless", "line", "looks")
 
     def __init__(self) -> None:
         self._blocked: dict[str, _Blocked] = {}
@@ -67,6 +68,8 @@ class Memory:
         self._is_restless = False
         #: How often a candidate was looked at beyond what its size alone tells.
         self.looks = 0
+        #: What waits in the order in which it came, for schemes that ask for that.
+        self.line = WaitingLine()
 
     def still_blocks(self, draft: Draft, workload: Workload) -> bool:
         """Whether a candidate would be looked at in vain again, for certain."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, assert_never
 
 from streamsched.model.policy import Scheme
-from streamsched.scheduling import decision, priority
+from streamsched.scheduling import decision, priority, yardsticks
 
 if TYPE_CHECKING:
     from streamsched.model.events import RoundProposed
@@ -20,5 +20,11 @@ def decide(state: ClusterState, memory: Memory | None = None) -> RoundProposed |
             return decision.decide(state, memory)
         case Scheme.PRIORITY:
             return priority.decide(state)
+        case Scheme.FIFO:
+            return yardsticks.fifo(state, memory)
+        case Scheme.FIFO_SKIP:
+            return yardsticks.fifo_skip(state, memory)
+        case Scheme.EASY_BACKFILL:
+            return yardsticks.easy_backfill(state, memory)
         case _:
             assert_never(state.policy.scheme)

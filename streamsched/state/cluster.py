@@ -90,7 +90,7 @@ class ClusterState:
         self.allocated = Backlog()
         self.unallocated = Backlog()
         self.inventory = Inventory()
-        self.inventory.set_rates(policy)
+        self.inventory.follow(policy)
         self.budgets = BudgetTree(policy.window_ms, policy.min_runtime_cap_ms)
         self.budgets.follow(policy, 0)
         #: Changes of the budget tree that have yet to take effect, in the order in which they will.
@@ -127,7 +127,7 @@ class ClusterState:
         self.draining: dict[str, None] = {}
         #: Rises when something else is possible for everybody: a reservation came, came due or ended.
         self.matured = 0
-        #: Rises when a candidate has waited long enough for more to be done for it.
+        #: Rises when a candidate has waited long enough for more to be done for it, or no longer keeps others waiting.
         self.waited = 0
         self.effects = Effects()
 

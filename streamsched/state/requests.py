@@ -132,6 +132,7 @@ def cancel(state: ClusterState, fact: WorkloadCancelled) -> None:
     reason = f"cancelled: {fact.reason}" if fact.reason else "cancelled"
     state.touch(workload)
     if workload.phase is Phase.QUEUED:
+        state.waited += 1
         runs.dequeue(state, workload)
         runs.finish(state, workload, Phase.CANCELLED, reason)
     elif workload.phase is Phase.PLANNED:
@@ -299,7 +300,7 @@ def adopt(state: ClusterState, fact: PolicyAdopted) -> None:
         if workload.queue_key is not None:
             state.timers.await_patience(workload, fact.policy, state.now_ms)
     state.budgets.follow(fact.policy, state.now_ms)
-    state.inventory.set_rates(fact.policy)
+    state.inventory.follow(fact.policy)
     receipt = Receipt(status=ReceiptStatus.ACCEPTED, cursor=state.next_cursor - 1, corr=fact.corr)
     state.effects.receipts.append(receipt)
 
