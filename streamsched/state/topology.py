@@ -6,6 +6,7 @@ search adds up over stretches and divides, and knows of names only to say what i
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +27,7 @@ class PoolTree:
     its own name. Domains beyond the last level are not looked at, except that they order the nodes.
     """
 
-    __slots__ = ("domain_of", "levels", "nodes", "paths", "starts")
+    __slots__ = ("children", "domain_of", "levels", "nodes", "paths", "starts")
 
     def __init__(self, levels: tuple[str, ...], nodes: Sequence[Node]) -> None:
         """Cut nodes, in the order of their places, into domains."""
@@ -56,6 +57,14 @@ class PoolTree:
         )
         #: By level: the names of each domain, from the coarsest level down to its own.
         self.paths: tuple[tuple[tuple[str, ...], ...], ...] = tuple(map(tuple, paths))
+        #: By depth, from the root above all levels: the first child of each domain at the next depth, and the number of
+        #: children at the end. Those of the last level are nodes.
+        self.children: tuple[NDArray[np.intp], ...] = tuple(
+            np.searchsorted(finer, coarser)
+            for coarser, finer in pairwise(
+                (np.array([0, self.nodes], np.int32), *self.starts, np.arange(self.nodes + 1, dtype=np.int32))
+            )
+        )
 
 
 def _shared(one: tuple[str, ...], other: tuple[str, ...], depth: int) -> int:
