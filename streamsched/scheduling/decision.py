@@ -114,7 +114,7 @@ class _Decision:
             return
         seats = place(drafted, ranks, size, nodes)
         found = _Found(seats) if seats is not None else None
-        if found is None and (displaced := displace(state, drafted, ranks, size, nodes)) is not None:
+        if found is None and (displaced := displace(state, drafted, workload, nodes)) is not None:
             found = _Found(*displaced)
         if found is None:
             offers = [Offer(leaf, runs, TakeRule.RESERVATION) for leaf, runs in self._on(pool, nodes)]
@@ -160,6 +160,9 @@ class _Decision:
             if self._is_hopeful(shape, allocated=allocated)
         }
         hopeful = {shape: queues for shape, queues in hopeful.items() if queues}
+        # A queue that is blocked now keeps its turn where another is not: what is given before it may open it.
+        if allocated and not any(self._is_worth_a_look(queue) for queues in hopeful.values() for queue in queues):
+            return
         turns: Turns | None = None
         while hopeful and len(self.placements) < limit:
             if turns is None:
@@ -200,14 +203,14 @@ class _Decision:
         return self.draft.is_full(workload.budget, workload.gpus, allocated=workload.is_allocated)
 
     def _is_open(self, queue: ShapeQueue, *, allocated: bool) -> bool:
-        """Whether a queue has a candidate at which a look may not be in vain."""
+        """Whether the budget of a queue lets it take a turn."""
         _, gpus_per_rank, ranks, _, _ = queue.shape
         if self.draft.is_full(queue.leaf, gpus_per_rank * ranks, allocated=allocated):
             return False
-        if not allocated:
-            return True
-        if not queue.leaf.quota_nano:
-            return False
+        return not allocated or queue.leaf.quota_nano > 0
+
+    def _is_worth_a_look(self, queue: ShapeQueue) -> bool:
+        """Whether a queue has a candidate at which a look may not be in vain, as things stand."""
         if self.memory is None:
             return True
         position, entries = 0, queue.entries
@@ -278,7 +281,7 @@ class _Decision:
         if not allocated:
             return None
         for pool, nodes in pools:
-            displaced = displace(state, pool, ranks, gpus_per_rank, nodes)
+            displaced = displace(state, pool, workload, nodes)
             if displaced is not None:
                 return _Found(*displaced)
         self.shortages.clear()

@@ -11,6 +11,7 @@ from streamsched.model.commands import Place, Stop
 from streamsched.model.events import Event, NodeHealth, ProposedPlacement, ReleaseOutcome, RoundProposed, Seat
 from streamsched.model.quantities import HOUR, MINUTE, SECOND
 from streamsched.scheduling.decision import decide
+from streamsched.scheduling.memory import Memory
 from streamsched.scheduling.obstacles import VerdictCode
 from streamsched.scheduling.scheduler import Scheduler
 from streamsched.scheduling.verdicts import verdict
@@ -372,3 +373,30 @@ def test_what_is_given_away_is_not_promised_in_the_same_decision() -> None:
 
     story.round()
     assert story.state.reservations["gang"].start_ms == 5 * HOUR + 30 * MINUTE
+
+
+def test_what_a_decision_gives_away_may_open_what_was_blocked_before_it() -> None:
+    """Who remembers that it stood behind looks again once the one before it has won something in the same decision."""
+    story = Story(adopted(guard=False), budgets(a=0.5, b=0.5), nodes(2), node("n3", gpus=1))
+    # Equal holders on n1 and n2 past their protection, and a, which waits, has used a millisecond more.
+    story.tell(submitted("mine", min_runtime_ms=5 * MINUTE, resumable=False))
+    story.round()
+    story.at(1).tell(submitted("theirs", budget="b", min_runtime_ms=5 * MINUTE, resumable=False))
+    story.round()
+    story.start("mine")
+    story.start("theirs")
+    story.at(1 * HOUR).tell(submitted("waits"))
+    memory = Memory()
+    story.at(1 * HOUR + 1 * MINUTE).tick()
+    assert decide(story.state, memory) is None
+    # On n3 there is room for what b asks; protected for hours, it puts b behind a.
+    story.tell(submitted("small", budget="b", gpus_per_rank=1, min_runtime_ms=8 * HOUR))
+
+    proposal = decide(story.state, memory)
+
+    assert proposal == decide(story.state)
+    assert proposal is not None
+    assert [(item.workload, [victim.workload for victim in item.victims]) for item in proposal.placements] == [
+        ("small", []),
+        ("waits", ["theirs"]),
+    ]
