@@ -125,11 +125,13 @@ class WaitingLine:
     It spares the walk through the backlog and changes no decision: with a new one each would be the same.
     """
 
-    __slots__ = ("_additions", "_kind_of", "_looked_ms", "_perhaps_gone", "_policy_version", "entries", "kinds")
+    __slots__ = ("_additions", "_kind_of", "_looked_ms", "_perhaps_gone", "_policy_version", "ends", "entries", "kinds")
 
     def __init__(self) -> None:
         self.entries: SortedList[Entry] = SortedList()
         self.kinds: dict[Kind, SortedList[Entry]] = {}
+        #: When runs are expected to end, as far as that was asked. It holds until then.
+        self.ends: dict[RunKey, int] = {}
         self._kind_of: dict[Entry, Kind] = {}
         self._perhaps_gone: list[Entry] = []
         #: Of which state this is: how often something had been filed, under which policy, and when.
@@ -149,6 +151,7 @@ class WaitingLine:
             # Each has been filed once since, at least. If that is as often as anything was, nothing else was.
             if len(came) != additions - self._additions or state.policy_version != self._policy_version:
                 came = self._all(state)
+                self.ends.clear()
             for entry in came:
                 workload = state.workloads[entry[1]]
                 length = declared_ms(workload, state.policy)
@@ -325,6 +328,15 @@ class _Draft:
         """Return the GPUs that are left free of a node."""
         return self._free_masks.get(node.id, node.free_mask)
 
+    def free_by_node(self, pool: Pool) -> list[int]:
+        """Return how many GPUs are left free of each node of a pool that takes work, and 0 of the others."""
+        free = [node.filed_free for node in pool.nodes]
+        for id_, mask in self._free_masks.items():
+            node = self.state.nodes[id_]
+            if node.home == pool.id:
+                free[node.index] = mask.bit_count()
+        return free
+
     def pool_for(self, kind: Kind) -> Pool | None:
         """Return the first pool in which a gang fits now; None where it fits nowhere."""
         wanted, size, ranks, _ = kind
@@ -412,24 +424,26 @@ class _Promise:
         """Return when a gang fits in a pool, and how many GPUs of each node are free then; None for never."""
         draft, state = self._draft, self._draft.state
         size, ranks = workload.gpus_per_rank, workload.ranks
-        free = [draft.free_mask(node).bit_count() if node.takes_work else 0 for node in pool.nodes]
+        free = draft.free_by_node(pool)
         slots = draft.room(pool).slots(size)
         ends: list[tuple[int, int, int]] = []
-        known: dict[RunKey, int] = {}
+        known, draft.line.ends = draft.line.ends, {}
         for node in pool.nodes:
-            if not node.takes_work:
+            if not node.filed_healthy:
                 continue
             for key, mask in node.held.items():
-                end_ms = known.get(key)
-                if end_ms is None:
+                end_ms = known.get(key, 0)
+                if end_ms <= state.now_ms:
                     holder = state.workloads[key[0]]
                     if holder.run is None:
                         raise AssertionError(f"{holder.id} holds GPUs and has no run")
-                    end_ms = known[key] = expected_end_ms(holder, holder.run, state)
+                    end_ms = expected_end_ms(holder, holder.run, state)
+                    known[key] = end_ms if holder.run.started_ms is not None else 0
+                draft.line.ends[key] = known[key]
                 ends.append((end_ms, node.index, mask.bit_count()))
         for given, shares in draft.given:
             end_ms = state.now_ms + declared_ms(given, state.policy)
-            ends += [(end_ms, node.index, mask.bit_count()) for node, mask in shares if pool.nodes[node.index] is node]
+            ends += [(end_ms, node.index, mask.bit_count()) for node, mask in shares if node.home == pool.id]
         heapify(ends)
         start_ms: int | None = None
         while ends and (slots < ranks or ends[0][0] == start_ms):
@@ -441,7 +455,7 @@ class _Promise:
     def _promised(self, pool: Pool, workload: Workload) -> Room:
         """Seat the gang at its time, on GPUs that are not free now where that can be, and return what is left now."""
         size, left, spare = workload.gpus_per_rank, workload.ranks, self._spare
-        free = [self._draft.free_mask(node).bit_count() if node.takes_work else 0 for node in pool.nodes]
+        free = self._draft.free_by_node(pool)
         for index, now in enumerate(free):
             ranks = min(left, (spare[index] - now) // size)
             spare[index] -= ranks * size
