@@ -180,7 +180,7 @@ class HourlyUse:
         tree = state.budgets
         changed = tree.capacity_units != self._capacity_units or tree.change != self._change
         if effects.nodes:
-            healthy = [pool.healthy.counts for pool in state.inventory.pools.values()]
+            healthy = state.inventory.healthy_counts()
             if healthy != self._healthy:
                 self._healthy = [counts.copy() for counts in healthy]
                 changed = True

@@ -111,6 +111,7 @@ def _check_rooms(state: ClusterState) -> None:
             for room, gpus in ((free, offered), (reclaimable, more), (takeable, most)):
                 room.nodes[gpus] |= 1 << index
                 room.counts[gpus] += 1
+                room.offers.append(gpus)
             installed.add(node.gpus, 1)
             if healthy:
                 working |= 1 << index
@@ -128,6 +129,9 @@ def _check_rooms(state: ClusterState) -> None:
         ):
             _demand(room.nodes == derived.nodes, f"pool {pool.id}: the {name} index differs from the nodes")
             _demand(room.counts == derived.counts, f"pool {pool.id}: the {name} counts differ from the nodes")
+            _demand(room.offers == derived.offers, f"pool {pool.id}: the {name} GPUs by place differ from the nodes")
+        places = [node.place_key for node in pool.nodes]
+        _demand(places == sorted(places), f"pool {pool.id}: its nodes are not in the order of their places")
     _demand(capacity == state.budgets.capacity_units, f"capacity is {state.budgets.capacity_units}, not {capacity}")
 
 

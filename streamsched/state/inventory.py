@@ -2,24 +2,37 @@
 
 GPUs of a node are bits of an integer, and so are the nodes of a pool: for each number of GPUs there is one integer
 whose bit i says that node i has exactly so many free. Finding the tightest node is a few operations on integers, a
-decision copies the index by copying references, and a set that is only read needs no lock and no copy.
+decision copies the index by copying references, and a set that is only read needs no lock and no copy. Beside the sets
+stands one byte for each node, which is what a search over the topology reads.
+
+Nodes that join or leave are filed when the pools are next looked at, all together: a place in an order of n nodes costs
+n, however many find theirs at a time.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from streamsched.model.events import Drain, NodeHealth
+from streamsched.model.policy import DEFAULT_POLICY
+from streamsched.state.topology import PoolTree
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping, Sequence
 
     from streamsched.model.policy import Policy
 
 #: The most GPUs that a node can have.
 MAX_GPUS = 16
 _SIZES = range(MAX_GPUS + 1)
+#: The position of a node that has joined its pool and is not filed there yet.
+_UNFILED = -1
+_place_of = attrgetter("place_key")
 
 #: A workload and the number of its attempt.
 RunKey = tuple[str, int]
@@ -112,8 +125,8 @@ class Node:
         #: GPUs of allocated runs whose protection has ended and that nobody stops yet.
         self.unprotected: dict[RunKey, int] = {}
         self.free_mask = self.all_mask
-        #: Its position in its pool, and how it is filed there.
-        self.index = 0
+        #: Its position in its pool, once it is filed; and what it is, or will be, filed under.
+        self.index = _UNFILED
         self.filed_free = 0
         self.filed_reclaimable = 0
         self.filed_takeable = 0
@@ -192,7 +205,7 @@ class Node:
         return sum(mask.bit_count() for mask in self.held.values())
 
     def derive_free(self) -> int:
-        """Return the GPUs that nobody holds, claims or has left behind."""
+        """Return the GPUs that nobody holds, claims, keeps for its recovery or has left behind."""
         taken = 0
         for owners in (self.held, self.claims, self.orphans):
             if owners:
@@ -232,19 +245,27 @@ class Sizes:
 class Room(Sizes):
     """What the nodes of a pool offer: for each number of GPUs, the set of nodes that offer exactly so many."""
 
-    __slots__ = ("nodes",)
+    __slots__ = ("nodes", "offers")
 
     def __init__(self) -> None:
         super().__init__()
         self.nodes = [0] * (MAX_GPUS + 1)
+        #: How many GPUs each node offers, in the order of their places.
+        self.offers = bytearray()
 
     def copy(self) -> Room:
         """Return a room that may be changed without changing this one."""
         other = Room.__new__(Room)
         other.nodes = self.nodes.copy()
+        other.offers = self.offers.copy()
         other.counts = self.counts.copy()
         other._slots = self._slots.copy()
         return other
+
+    @property
+    def gpus(self) -> NDArray[np.int16]:
+        """How many GPUs each node offers, in the order of their places: an array of its own."""
+        return np.frombuffer(self.offers, np.uint8).astype(np.int16)
 
     def slots_on(self, gpus_per_rank: int, nodes: int) -> int:
         """Return how many ranks of that size fit on a set of nodes."""
@@ -270,21 +291,16 @@ class Room(Sizes):
         self.counts[before] -= 1
         self.nodes[after] |= bit
         self.counts[after] += 1
+        self.offers[index] = after
 
-    def make_place(self, index: int) -> None:
-        """Let a node that offers nothing in at a position; those from there on move up."""
+    def rearrange(self, gone: Sequence[int], places: Sequence[int], offered: Sequence[int]) -> None:
+        """Let nodes go, and then others in: at `places` among those that stay, offering so many GPUs each."""
         self._slots.clear()
-        below = (1 << index) - 1
-        self.nodes = [(nodes & ~below) << 1 | nodes & below for nodes in self.nodes]
-        self.nodes[0] |= 1 << index
-        self.counts[0] += 1
-
-    def close_place(self, index: int) -> None:
-        """Let the node at a position go, which offers nothing; those after it move down."""
-        self._slots.clear()
-        below = (1 << index) - 1
-        self.nodes = [(nodes >> 1) & ~below | nodes & below for nodes in self.nodes]
-        self.counts[0] -= 1
+        stay = np.delete(np.frombuffer(self.offers, np.uint8), gone)
+        now = np.insert(stay, places, np.array(offered, np.uint8))
+        self.offers = bytearray(now.tobytes())
+        self.counts = np.bincount(now, minlength=MAX_GPUS + 1).tolist()
+        self.nodes = [as_bits(now == gpus) if nodes else 0 for gpus, nodes in enumerate(self.counts)]
 
     def tightest(self, gpus: int, nodes: int) -> int:
         """Return the smallest number of GPUs, at least `gpus`, that one of these nodes offers; or -1."""
@@ -303,15 +319,36 @@ class Room(Sizes):
 class Pool:
     """The nodes of one kind in one tree, in the order of their places, with what they offer. No gang spans two."""
 
-    __slots__ = ("free", "healthy", "id", "installed", "kind", "nodes", "rate", "reclaimable", "takeable", "working")
+    __slots__ = (
+        "_gone",
+        "_joining",
+        "_tree",
+        "free",
+        "healthy",
+        "id",
+        "installed",
+        "kind",
+        "levels",
+        "nodes",
+        "rate",
+        "reclaimable",
+        "takeable",
+        "working",
+    )
 
-    def __init__(self, id_: str, kind: str, rate: int) -> None:
+    def __init__(self, id_: str, kind: str, rate: int, levels: tuple[str, ...]) -> None:
         self.id = id_
         #: What requests name: the kind of GPU.
         self.kind = kind
         #: What one of its GPUs costs, in units of the rate card.
         self.rate = rate
+        #: What the levels of its tree are called, coarse to fine, without the node.
+        self.levels = levels
+        self._tree: PoolTree | None = None
         self.nodes: list[Node] = []
+        #: Positions of nodes that have left, and nodes that have joined, since the pool was last put in order.
+        self._gone: list[int] = []
+        self._joining: dict[str, Node] = {}
         #: What is free on healthy nodes.
         self.free = Room()
         #: What is free or held by unallocated work on healthy nodes.
@@ -320,7 +357,7 @@ class Pool:
         self.takeable = Room()
         #: The nodes that take work, as bits.
         self.working = 0
-        #: All nodes, and those that take work, by their size.
+        #: All nodes, and those that take work, by their size. These are right at any time.
         self.installed = Sizes()
         self.healthy = Sizes()
 
@@ -329,55 +366,134 @@ class Pool:
         """GPUs of all its nodes."""
         return sum(gpus * nodes for gpus, nodes in enumerate(self.installed.counts))
 
+    @property
+    def tree(self) -> PoolTree:
+        """Its nodes by domain; built when it is first asked for since nodes came or went."""
+        if self._tree is None or self._tree.levels != self.levels:
+            self._tree = PoolTree(self.levels, self.nodes)
+        return self._tree
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no nodes, filed or not."""
+        return len(self.nodes) == len(self._gone) and not self._joining
+
+    def join(self, node: Node) -> None:
+        """Take a node in; it gets its position with the next `put_in_order`."""
+        node.index = _UNFILED
+        self._joining[node.id] = node
+
+    def leave(self, node: Node) -> None:
+        """Let a node go; its position is closed with the next `put_in_order`."""
+        if node.index == _UNFILED:
+            del self._joining[node.id]
+        else:
+            self._gone.append(node.index)
+
+    def put_in_order(self) -> None:
+        """File the nodes that have joined, and close the places of those that have left."""
+        gone = sorted(self._gone)
+        joining = sorted(self._joining.values(), key=_place_of)
+        self._gone, self._joining, self._tree = [], {}, None
+        stay = self.nodes
+        if gone:
+            left = set(gone)
+            stay = [node for index, node in enumerate(stay) if index not in left]
+        places: list[int] = []
+        nodes: list[Node] = []
+        filed = 0
+        for node in joining:
+            place = bisect_left(stay, node.place_key, lo=filed, key=_place_of)
+            nodes += stay[filed:place]
+            nodes.append(node)
+            places.append(place)
+            filed = place
+        nodes += stay[filed:]
+        self.nodes = nodes
+        for index in range(min([*gone[:1], *places[:1]], default=len(nodes)), len(nodes)):
+            nodes[index].index = index
+        self.free.rearrange(gone, places, [node.filed_free for node in joining])
+        self.reclaimable.rearrange(gone, places, [node.filed_reclaimable for node in joining])
+        self.takeable.rearrange(gone, places, [node.filed_takeable for node in joining])
+        self.working = as_bits(np.fromiter((node.filed_healthy for node in nodes), np.bool_, len(nodes)))
+
+
+def as_bits(chosen: NDArray[np.bool_]) -> int:
+    """Return a set of nodes, given as one truth value for each, as bits.
+
+    >>> as_bits(np.array([True, False, True]))
+    5
+    """
+    return int.from_bytes(np.packbits(chosen, bitorder="little").tobytes(), "little")
+
 
 class Inventory:
     """All nodes of one cluster, their pools, and the schedulable GPUs."""
 
-    __slots__ = ("_by_kind", "_rates", "capacity_gpus", "capacity_units", "gains", "nodes", "pools")
+    __slots__ = (
+        "_by_kind",
+        "_policy",
+        "_pools",
+        "_unordered",
+        "capacity_gpus",
+        "capacity_units",
+        "gains",
+        "nodes",
+    )
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
         #: In the order of their names; and the same by kind.
-        self.pools: dict[str, Pool] = {}
+        self._pools: dict[str, Pool] = {}
         self._by_kind: dict[str, list[Pool]] = {}
+        #: Pools with nodes that have come or gone and are not filed yet.
+        self._unordered: dict[str, Pool] = {}
         #: Rises whenever a node offers more than before: what did not fit may fit now.
         self.gains = 0
         #: GPUs of healthy nodes, and GPUs still held on unhealthy ones.
         self.capacity_gpus = 0
-        #: The same in units of the rate card, and what a GPU costs by pool, where it is not 1.
+        #: The same in units of the rate card.
         self.capacity_units = 0
-        self._rates: dict[str, int] = {}
+        self._policy = DEFAULT_POLICY
 
-    def set_rates(self, policy: Policy) -> None:
-        """Take the rate card of a policy: what the GPUs are worth changes at once."""
-        self._rates = {rate.pool: rate.rate for rate in policy.rates}
+    def follow(self, policy: Policy) -> None:
+        """Take the rate card of a policy, and the names of its levels: what GPUs are worth changes at once."""
+        self._policy = policy
         self.capacity_units = 0
         for pool in self.pools.values():
-            pool.rate = self._rates.get(pool.kind, 1)
+            pool.rate = policy.rate_of(pool.kind)
+            pool.levels = policy.levels_of(pool.kind)
             self.capacity_units += pool.rate * sum(node.filed_capacity for node in pool.nodes)
+
+    @property
+    def pools(self) -> Mapping[str, Pool]:
+        """All pools by name, in the order of their names, with their nodes in order."""
+        if self._unordered:
+            self._put_in_order()
+        return self._pools
+
+    def healthy_counts(self) -> list[list[int]]:
+        """Return how many nodes that take work have each number of GPUs, for each pool by name."""
+        return [pool.healthy.counts for pool in self._pools.values()]
 
     def candidates(self, pool: str | None) -> Collection[Pool]:
         """Return the pools that a request for `pool` (None: any) may use, by name."""
+        if self._unordered:
+            self._put_in_order()
         if pool is None:
-            return self.pools.values()
+            return self._pools.values()
         return self._by_kind.get(pool, ())
 
     def add(self, node: Node) -> None:
         """Take a new node into its pool."""
         self.nodes[node.id] = node
-        pool = self.pools.get(node.home)
+        pool = self._pools.get(node.home)
         if pool is None:
-            pool = self.pools[node.home] = Pool(node.home, node.pool, self._rates.get(node.pool, 1))
+            rate, levels = self._policy.rate_of(node.pool), self._policy.levels_of(node.pool)
+            pool = self._pools[node.home] = Pool(node.home, node.pool, rate, levels)
             self._sort_pools()
-        index = bisect_left(pool.nodes, node.place_key, key=lambda other: other.place_key)
-        for later in pool.nodes[index:]:
-            later.index += 1
-        pool.nodes.insert(index, node)
-        node.index = index
-        below = (1 << index) - 1
-        for room in (pool.free, pool.reclaimable, pool.takeable):
-            room.make_place(index)
-        pool.working = (pool.working & ~below) << 1 | pool.working & below
+        pool.join(node)
+        self._unordered[pool.id] = pool
         pool.installed.add(node.gpus, 1)
         node.filed_free = node.filed_reclaimable = node.filed_takeable = node.filed_capacity = 0
         node.filed_healthy = False
@@ -385,32 +501,30 @@ class Inventory:
 
     def remove(self, node: Node) -> None:
         """Forget a node."""
-        pool = self.pools[node.home]
-        pool.free.move(node.index, node.filed_free, 0)
-        pool.reclaimable.move(node.index, node.filed_reclaimable, 0)
-        pool.takeable.move(node.index, node.filed_takeable, 0)
+        pool = self._pools[node.home]
         self.capacity_gpus -= node.filed_capacity
         self.capacity_units -= node.filed_capacity * pool.rate
-        for later in pool.nodes[node.index + 1 :]:
-            later.index -= 1
-        del pool.nodes[node.index]
-        below = (1 << node.index) - 1
-        pool.working &= ~(1 << node.index)
-        for room in (pool.free, pool.reclaimable, pool.takeable):
-            room.close_place(node.index)
-        pool.working = (pool.working >> 1) & ~below | pool.working & below
+        pool.leave(node)
         pool.installed.add(node.gpus, -1)
         if node.filed_healthy:
             pool.healthy.add(node.gpus, -1)
         del self.nodes[node.id]
-        if not pool.nodes:
-            del self.pools[node.home]
+        if pool.is_empty:
+            del self._pools[pool.id]
+            self._unordered.pop(pool.id, None)
             self._sort_pools()
+        else:
+            self._unordered[pool.id] = pool
+
+    def _put_in_order(self) -> None:
+        for pool in self._unordered.values():
+            pool.put_in_order()
+        self._unordered = {}
 
     def _sort_pools(self) -> None:
-        self.pools = dict(sorted(self.pools.items()))
+        self._pools = dict(sorted(self._pools.items()))
         self._by_kind = {}
-        for pool in self.pools.values():
+        for pool in self._pools.values():
             self._by_kind.setdefault(pool.kind, []).append(pool)
 
     def refile(self, node: Node) -> None:
@@ -426,22 +540,36 @@ class Inventory:
         else:
             offered = reclaimable = takeable = 0
             capacity = node.occupied_gpus if node.health is not NodeHealth.LOST else 0
+        if (
+            takes_work is node.filed_healthy
+            and offered == node.filed_free
+            and reclaimable == node.filed_reclaimable
+            and takeable == node.filed_takeable
+            and capacity == node.filed_capacity
+        ):
+            return
+        pool = self._pools[node.home]
+        is_filed = node.index != _UNFILED
         if takes_work is not node.filed_healthy:
-            self.pools[node.home].healthy.add(node.gpus, 1 if takes_work else -1)
-            self.pools[node.home].working ^= 1 << node.index
+            pool.healthy.add(node.gpus, 1 if takes_work else -1)
+            if is_filed:
+                pool.working ^= 1 << node.index
             node.filed_healthy = takes_work
         if offered > node.filed_free or reclaimable > node.filed_reclaimable or takeable > node.filed_takeable:
             self.gains += 1
         if offered != node.filed_free:
-            self.pools[node.home].free.move(node.index, node.filed_free, offered)
+            if is_filed:
+                pool.free.move(node.index, node.filed_free, offered)
             node.filed_free = offered
         if reclaimable != node.filed_reclaimable:
-            self.pools[node.home].reclaimable.move(node.index, node.filed_reclaimable, reclaimable)
+            if is_filed:
+                pool.reclaimable.move(node.index, node.filed_reclaimable, reclaimable)
             node.filed_reclaimable = reclaimable
         if takeable != node.filed_takeable:
-            self.pools[node.home].takeable.move(node.index, node.filed_takeable, takeable)
+            if is_filed:
+                pool.takeable.move(node.index, node.filed_takeable, takeable)
             node.filed_takeable = takeable
         if capacity != node.filed_capacity:
             self.capacity_gpus += capacity - node.filed_capacity
-            self.capacity_units += (capacity - node.filed_capacity) * self.pools[node.home].rate
+            self.capacity_units += (capacity - node.filed_capacity) * pool.rate
             node.filed_capacity = capacity
