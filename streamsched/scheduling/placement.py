@@ -14,6 +14,8 @@ from streamsched.model.events import Seat
 from streamsched.state.inventory import MAX_GPUS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from streamsched.scheduling.draft import DraftPool
     from streamsched.state.inventory import Node
 
@@ -72,6 +74,23 @@ def seats_of(shares: list[Share], gpus_per_rank: int) -> tuple[Seat, ...]:
             chosen = lowest_bits(rest, gpus_per_rank)
             seats.append(_seat(len(seats), node.id, chosen))
             rest &= ~chosen
+    return tuple(seats)
+
+
+def seats_in_order(order: Iterable[tuple[int, int, int]], masks: Mapping[int, tuple[Node, int]]) -> tuple[Seat, ...]:
+    """Number the ranks in a given order.
+
+    Args:
+        order: Node index, ranks there and GPUs of each, in rank order.
+        masks: By node index, the node and the GPUs that the gang takes there.
+    """
+    seats: list[Seat] = []
+    rest = {index: mask for index, (_, mask) in masks.items()}
+    for index, ranks, gpus in order:
+        for _ in range(ranks):
+            chosen = lowest_bits(rest[index], gpus)
+            rest[index] &= ~chosen
+            seats.append(_seat(len(seats), masks[index][0].id, chosen))
     return tuple(seats)
 
 

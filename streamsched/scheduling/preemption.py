@@ -1,4 +1,4 @@
-"""Which unallocated runs end so that an allocated gang fits: as few GPUs as will do, whole gangs, and none in vain.
+"""Which runs end so that an allocated gang fits: as few GPUs as will do, whole gangs, and none in vain.
 
 Greedy over the nodes, exact on each: the cheapest runs that make room for one more rank there are a small knapsack.
 Whoever is stopped frees GPUs on every node of its gang, and that counts for the next choice. In the end every victim
@@ -13,11 +13,13 @@ from heapq import heappop, heappush, heapreplace
 from typing import TYPE_CHECKING, NamedTuple
 
 from streamsched.model.events import Comparison, Seat, Victim
-from streamsched.scheduling.placement import lowest_bits, seats_of
+from streamsched.scheduling.domains import ALLOCATED_PRICE, ways_to_seat
+from streamsched.scheduling.placement import lowest_bits, seats_in_order, seats_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from streamsched.scheduling.domains import Part, Way
     from streamsched.scheduling.draft import Draft, DraftPool
     from streamsched.scheduling.guard import Offer
     from streamsched.state.cluster import ClusterState
@@ -33,22 +35,52 @@ Place = tuple[int, int]
 
 
 def displace(
-    state: ClusterState, pool: DraftPool, ranks: int, gpus_per_rank: int, nodes: int
+    state: ClusterState, pool: DraftPool, gang: Workload, nodes: int
 ) -> tuple[tuple[Seat, ...], tuple[Victim, ...]] | None:
     """Seat a gang on free GPUs and on those of unallocated runs, and take both; None when it does not fit.
 
     Args:
         state: Read for the runs.
         pool: Where to look; changed when the gang fits.
-        ranks: Gang size.
-        gpus_per_rank: GPUs of each rank, on one node.
+        gang: Who asks.
         nodes: The nodes that may be used, as bits.
     """
-    if pool.reclaimable.slots_on(gpus_per_rank, nodes) < ranks:
+    if pool.reclaimable.slots_on(gang.gpus_per_rank, nodes) < gang.ranks:
         return None
-    search = _Search(state, pool, gpus_per_rank, nodes)
-    search.fill(ranks)
-    return search.seats(ranks), search.victims()
+    best = _cheapest(state, pool, gang, nodes)
+    return None if best is None else (best.seats(), best.victims())
+
+
+def _cheapest(
+    state: ClusterState,
+    pool: DraftPool,
+    gang: Workload,
+    nodes: int,
+    allocated: Mapping[int, dict[RunKey, int]] | None = None,
+    ranking: Mapping[RunKey, int] | None = None,
+) -> _Search | None:
+    """Return the search with the fewest allocated GPUs to be stopped, and then the fewest of all; None for no way.
+
+    A gang without layers is one search. One that wants a single domain is tried in one domain after the other, as long
+    as it may be had there for less than in the best so far.
+    """
+    best: _Search | None = None
+    least = 0
+    for way in ways_to_seat(state.policy, pool, gang, nodes, allocated):
+        if best is not None and way.price >= least:
+            break
+        search = _Search(
+            state,
+            pool,
+            way,
+            None if allocated is None else {index: dict(runs) for index, runs in allocated.items()},
+            ranking,
+        )
+        search.fill()
+        cost = search.allocated_gpus * ALLOCATED_PRICE + search.gpus
+        if best is None or cost < least:
+            best, least = search, cost
+    return best
 
 
 class Shortage(NamedTuple):
@@ -121,21 +153,20 @@ def preempt(
             ranking[key] = len(ranking)
         if slots < ranks or not gained:
             continue
-        search = _Search(
-            state, pool, gpus_per_rank, nodes, {index: dict(runs) for index, runs in extra.items()}, ranking
-        )
-        search.fill(ranks)
+        search = _cheapest(state, pool, claimant, nodes, extra, ranking)
+        if search is None:
+            continue  # There are places enough, but not in the domains that it needs.
         if best is None or search.allocated_gpus <= cap:
             best = search
         if best.allocated_gpus <= cap:
             break
     if best is None:
-        return Shortage(ranks - slots)
+        return Shortage(max(1, ranks - slots))
     if not affordable(best.allocated_gpus):
         return Shortage(0)
     over_cap = best.allocated_gpus > cap
     reasons = {key: offer_of[key].because(draft, claimant.budget) for key in best.chosen if key in offer_of}
-    return Preemption(best.seats(ranks), best.victims(reasons), best.allocated_gpus, over_cap)
+    return Preemption(best.seats(), best.victims(reasons), best.allocated_gpus, over_cap)
 
 
 class _Offer:
@@ -171,23 +202,28 @@ class _Search:
         self,
         state: ClusterState,
         pool: DraftPool,
-        gpus_per_rank: int,
-        nodes: int,
+        way: Way,
         allocated: Mapping[int, dict[RunKey, int]] | None = None,
         ranking: Mapping[RunKey, int] | None = None,
     ) -> None:
         self.state = state
         self.pool = pool
-        self.gpus_per_rank = gpus_per_rank
-        #: The nodes that may be used, as bits.
-        self.nodes = nodes
+        self.way = way
+        #: Of the part that is being filled.
+        self.gpus_per_rank = way.parts[0].gpus_per_rank
+        #: All nodes that may be used, as bits, and those of the part that is being filled.
+        self.usable = 0
+        for part in way.parts:
+            self.usable |= part.nodes
+        self.nodes = self.usable
         #: Allocated runs that may be stopped, by node index, with their GPUs there.
         self.allocated = allocated or {}
         self.ranking_of: Mapping[RunKey, int] = ranking or {}
         self.chosen: dict[RunKey, Run] = {}
         #: GPUs that the chosen free, by node index, on nodes that may be used.
         self.freed: dict[int, int] = {}
-        self.slots = pool.free.slots_on(gpus_per_rank, nodes)
+        #: How many ranks fit on the nodes of the part that is being filled.
+        self.slots = 0
         #: From the second choice on: the best offer of each node, by node index, and all of them with the best first,
         #: among some that no longer hold.
         self.offers: dict[int, _Offer] = {}
@@ -198,11 +234,19 @@ class _Search:
         """Allocated GPUs of everybody chosen, wherever they are."""
         return sum(run.gpus for key, run in self.chosen.items() if self.state.workloads[key[0]].is_allocated)
 
-    def fill(self, ranks: int) -> None:
+    @property
+    def gpus(self) -> int:
+        """GPUs of everybody chosen, wherever they are."""
+        return sum(run.gpus for run in self.chosen.values())
+
+    def fill(self) -> None:
         """Choose victims until the gang fits, and leave alone those that it can do without."""
-        while self.slots < ranks:
-            self.stop_cheapest(ranks)
-        self.put_back(ranks)
+        for part in self.way.parts:
+            self.nodes, self.gpus_per_rank, self.slots = part.nodes, part.gpus_per_rank, self._slots_of(part)
+            self.offers, self.ranking = {}, None
+            while self.slots < part.ranks:
+                self.stop_cheapest(part.ranks)
+        self.put_back()
 
     def stop_cheapest(self, ranks: int) -> None:
         """Add the victims that make room for more ranks at the least cost for each rank."""
@@ -216,7 +260,8 @@ class _Search:
         missing = ranks - self.slots
         if self.ranking is not None and missing > 0:
             for node in self._nodes_beside(best.keys):
-                self._rank(node, missing)
+                if self.nodes >> node.index & 1:
+                    self._rank(node, missing)
 
     def _best_of_few(self, missing: int) -> _Offer | None:
         """Return the best offer before anything was chosen, having looked at no more nodes than it takes to know."""
@@ -255,7 +300,7 @@ class _Search:
                     nodes ^= bit
                     self._rank(self.pool.nodes[bit.bit_length() - 1], missing)
             for index in self.allocated:
-                if index not in self.offers:
+                if index not in self.offers and self.nodes >> index & 1:
                     self._rank(self.pool.nodes[index], missing)
         while self.ranking:
             best = self.ranking[0]
@@ -282,39 +327,59 @@ class _Search:
         offer = self.offers[node.index] = _Offer(cost, keys, self._gain(keys, missing), place)
         heappush(self.ranking, offer)
 
-    def put_back(self, ranks: int) -> None:
+    def put_back(self) -> None:
         """Leave every victim alone that the gang can do without, the last chosen first."""
+        parts = self.way.parts
+        spare = [self._slots_of(part) - part.ranks for part in parts]
         for key in reversed(list(self.chosen)):
-            run = self.chosen.pop(key)
-            slots_before, freed_before = self.slots, self.freed.copy()
-            for node in self._nodes_of(run):
-                before = self._room(node)
-                self.freed[node.index] &= ~run.held[node.id]
-                self.slots -= before // self.gpus_per_rank - self._room(node) // self.gpus_per_rank
-            if self.slots < ranks:
-                self.chosen[key] = run
-                self.slots, self.freed = slots_before, freed_before
+            run = self.chosen[key]
+            kept = [0] * len(parts)
+            nodes = self._nodes_of(run)
+            for node in nodes:
+                at = next(at for at, part in enumerate(parts) if part.nodes >> node.index & 1)
+                free, freed = self.pool.free_mask(node), self.freed[node.index]
+                size = parts[at].gpus_per_rank
+                kept[at] += (free | freed).bit_count() // size
+                kept[at] -= (free | freed & ~run.held[node.id]).bit_count() // size
+            if all(few <= left for few, left in zip(kept, spare, strict=True)):
+                del self.chosen[key]
+                spare = [left - few for few, left in zip(kept, spare, strict=True)]
+                for node in nodes:
+                    self.freed[node.index] &= ~run.held[node.id]
 
-    def seats(self, ranks: int) -> tuple[Seat, ...]:
+    def _slots_of(self, part: Part) -> int:
+        """Return how many ranks of a part fit on its nodes once the chosen have ended."""
+        slots = self.pool.free.slots_on(part.gpus_per_rank, part.nodes)
+        for index in self.freed:
+            if part.nodes >> index & 1:
+                node = self.pool.nodes[index]
+                free = self.pool.free_mask(node).bit_count()
+                slots += self._room(node) // part.gpus_per_rank - free // part.gpus_per_rank
+        return slots
+
+    def seats(self) -> tuple[Seat, ...]:
         """Seat the gang where the fewest of its GPUs have to be waited for, and take the GPUs."""
         for key, run in self.chosen.items():
             nodes = [self.state.nodes[id_] for id_ in run.held]
             self.pool.stop(key, [node for node in nodes if node.takes_work and node.home == self.pool.pool.id])
         shares: list[tuple[Node, int]] = []
-        left = ranks
-        for node in self._nodes_by_use():
-            here = min(left, self._room(node) // self.gpus_per_rank)
-            if not here:
-                continue
-            free = self.pool.free_mask(node)
-            wanted = here * self.gpus_per_rank
-            mask = lowest_bits(free, min(wanted, free.bit_count()))
-            mask |= lowest_bits(self.freed.get(node.index, 0), wanted - mask.bit_count())
-            self.pool.take(node, mask)
-            shares.append((node, mask))
-            left -= here
-            if not left:
-                break
+        for part in self.way.parts:
+            self.nodes, self.gpus_per_rank, left = part.nodes, part.gpus_per_rank, part.ranks
+            for node in self._nodes_by_use():
+                here = min(left, self._room(node) // self.gpus_per_rank)
+                if not here:
+                    continue
+                free = self.pool.free_mask(node)
+                wanted = here * self.gpus_per_rank
+                mask = lowest_bits(free, min(wanted, free.bit_count()))
+                mask |= lowest_bits(self.freed.get(node.index, 0), wanted - mask.bit_count())
+                self.pool.take(node, mask)
+                shares.append((node, mask))
+                left -= here
+                if not left:
+                    break
+        if self.way.order is not None:
+            return seats_in_order(self.way.order, {node.index: (node, mask) for node, mask in shares})
         return seats_of(shares, self.gpus_per_rank)
 
     def victims(self, reasons: Mapping[RunKey, Comparison] | None = None) -> tuple[Victim, ...]:
@@ -340,7 +405,7 @@ class _Search:
 
     def _nodes_by_use(self) -> list[Node]:
         """Return the nodes that have room: those of victims first, as they were stopped for it, then the emptiest."""
-        stopped = [self.pool.nodes[index] for index in self.freed if self.freed[index]]
+        stopped = [self.pool.nodes[index] for index in self.freed if self.freed[index] and self.nodes >> index & 1]
         stopped.sort(key=lambda node: (-(self._room(node) // self.gpus_per_rank), node.index))
         others: list[Node] = []
         for free in range(len(self.pool.free.nodes) - 1, self.gpus_per_rank - 1, -1):
@@ -371,6 +436,8 @@ class _Search:
             if run is None:
                 continue
             for node in self._nodes_of(run):
+                if not self.nodes >> node.index & 1:
+                    continue
                 room = self._room(node) if node.index not in freed else freed[node.index]
                 more = room + run.held[node.id].bit_count()
                 gain += more // self.gpus_per_rank - room // self.gpus_per_rank
@@ -381,7 +448,7 @@ class _Search:
         """Return the nodes of a run that may be used."""
         nodes = [self.state.nodes[id_] for id_ in run.held]
         pool = self.pool.pool.id
-        return [node for node in nodes if node.home == pool and self.nodes >> node.index & 1 and node.takes_work]
+        return [node for node in nodes if node.home == pool and self.usable >> node.index & 1 and node.takes_work]
 
     def _nodes_beside(self, keys: list[RunKey]) -> Iterable[Node]:
         """Return the nodes whose offers may have changed with these choices: theirs, and those of their neighbours."""
@@ -403,7 +470,8 @@ class _Search:
         for node in self._nodes_of(run):
             before = self._room(node)
             self.freed[node.index] = self.freed.get(node.index, 0) | run.held[node.id]
-            self.slots += self._room(node) // self.gpus_per_rank - before // self.gpus_per_rank
+            if self.nodes >> node.index & 1:
+                self.slots += self._room(node) // self.gpus_per_rank - before // self.gpus_per_rank
 
     def _cheapest_on(self, node: Node) -> Choice | None:
         """Return the cheapest runs of a node whose end lets one more rank fit there; None when no end of any does."""

@@ -68,6 +68,7 @@ class Node:
         "index",
         "labels",
         "orphans",
+        "pins",
         "pool",
         "preemptible",
         "reason",
@@ -116,6 +117,8 @@ class Node:
         self.held: dict[RunKey, int] = {}
         #: GPUs by run that waits for them, free or still held by a victim.
         self.claims: dict[RunKey, int] = {}
+        #: GPUs by workload that recovers and keeps them for its next attempt.
+        self.pins: dict[str, int] = {}
         #: GPUs of runs that are over for us, but of which the node has yet to say that they are gone.
         self.orphans: dict[RunKey, int] = {}
         #: Those of them that did not end although they were stopped, by since when.
@@ -211,6 +214,9 @@ class Node:
             if owners:
                 for mask in owners.values():
                     taken |= mask
+        if self.pins:
+            for mask in self.pins.values():
+                taken |= mask
         return ((1 << self.gpus) - 1) & ~taken
 
 
@@ -425,6 +431,16 @@ def as_bits(chosen: NDArray[np.bool_]) -> int:
     5
     """
     return int.from_bytes(np.packbits(chosen, bitorder="little").tobytes(), "little")
+
+
+def as_truths(nodes: int, count: int) -> NDArray[np.bool_]:
+    """Return a set of nodes, given as bits, as one truth value for each of so many nodes.
+
+    >>> as_truths(5, 4).tolist()
+    [True, False, True, False]
+    """
+    packed = np.frombuffer(nodes.to_bytes(-(-count // 8), "little"), np.uint8)
+    return np.unpackbits(packed, count=count, bitorder="little").astype(bool)
 
 
 class Inventory:
