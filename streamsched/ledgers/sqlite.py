@@ -291,10 +291,7 @@ def _reading_mode(path: Path) -> str:
 def _insert(connection: sqlite3.Connection, *, entries: Sequence[Entry]) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
-        connection.executemany(
-            "INSERT INTO records (cursor, append_ms, data) VALUES (?, ?, ?)",
-            ((entry.cursor, entry.append_ms, entry.data) for entry in entries),
-        )
+        connection.executemany("INSERT INTO records (cursor, append_ms, data) VALUES (?, ?, ?)", entries)
         connection.execute("COMMIT")
     except BaseException:
         with suppress(sqlite3.Error):  # A failed commit may have rolled back by itself.

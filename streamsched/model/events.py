@@ -10,9 +10,10 @@ the writer claims; it is data for reports, never the clock of the core.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, NamedTuple, ParamSpec, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -50,6 +51,37 @@ class Value(BaseModel):
     """A frozen, strict part of an event or command."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+P = ParamSpec("P")
+V = TypeVar("V", bound=Value)
+
+
+def trusted(model: Callable[P, V]) -> Callable[P, V]:
+    """Return a maker of values of a model whose parts were checked before: what it makes is not validated again.
+
+    For what the core, or a node, makes of its own: it takes half the time and a fraction of the memory. Whoever calls
+    it gives the types that the model declares, tuples for tuples.
+    """
+    if not (isinstance(model, type) and issubclass(model, Value)):
+        raise TypeError(f"{model!r} is no model of a fact or a command")
+    kind: type[Value] = model
+    defaults = {name: field.default for name, field in kind.model_fields.items() if not field.is_required()}
+    all_fields = set(kind.model_fields)
+
+    def make(*_: P.args, **fields: P.kwargs) -> V:
+        value = _new(kind)
+        _set(value, "__dict__", {**defaults, **fields})
+        _set(value, "__pydantic_fields_set__", all_fields)
+        _set(value, "__pydantic_extra__", None)
+        _set(value, "__pydantic_private__", None)
+        return value  # type: ignore[return-value]  # It is of `kind`, which is `model`.
+
+    return make
+
+
+_new: Final = object.__new__
+_set: Final = object.__setattr__
 
 
 class Fact(Value):
@@ -668,8 +700,7 @@ class Unreadable:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """One ledger record as the fold takes it. See `streamsched.model.ledger.Entry` for its first two fields."""
 
     cursor: int

@@ -7,12 +7,10 @@ carry what it cannot read. `streamsched.wire.codec` turns an `Entry` into a `Rec
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One ledger record as it is stored.
 
     Attributes:

@@ -50,6 +50,9 @@ class Scheduler:
         self._hash: StateHashed | None = None
         #: What the state was like when there was last nothing to decide.
         self._settled: tuple[int, int, int, str | None, int, int, int, int] | None = None
+        #: When time alone changes something next, and how many had been folded when that was looked up.
+        self._due_at = -1
+        self._due_ms: int | None = None
         #: How many had been folded when we were last asked, and since when that is so, by the caller's clock.
         self._asked_at = -1
         self._quiet_since_ms = 0
@@ -105,8 +108,10 @@ class Scheduler:
     @property
     def next_due_ms(self) -> int | None:
         """When time alone lets something happen or be decided, by the ledger's clock; None for never."""
-        due = self.state.next_wakeup_ms
-        review = self._review_ms
+        state = self.state
+        if self._due_at != state.next_cursor:
+            self._due_at, self._due_ms = state.next_cursor, state.next_wakeup_ms
+        due, review = self._due_ms, self._review_ms
         return review if due is None else due if review is None else min(due, review)
 
     def wakeup_ms(self, clock_ms: int) -> int:
@@ -120,6 +125,6 @@ class Scheduler:
             self._asked_at, self._quiet_since_ms = state.next_cursor, clock_ms
         wakeup = self._quiet_since_ms + state.policy.tick_ms
         due = self.next_due_ms
-        if due is not None:
-            wakeup = min(wakeup, due)
+        if due is not None and due < wakeup:
+            wakeup = due
         return max(wakeup, self._last_tick_ms + _BETWEEN_TICKS_MS)

@@ -44,9 +44,10 @@ class HistoryKeeper:
         self._writer.close()
 
     def __call__(self, record: Record, _effects: Effects, _state: ClusterState) -> None:
-        if isinstance(record.event, Unreadable):
-            raise TypeError(f"cursor {record.cursor} was made by a simulation and has no event")
-        self._held.append(Entry(record.cursor, record.append_ms, encode(record.event)))
+        cursor, append_ms, event = record
+        if isinstance(event, Unreadable):
+            raise TypeError(f"cursor {cursor} was made by a simulation and has no event")
+        self._held.append(Entry(cursor, append_ms, encode(event)))
         if len(self._held) >= _BATCH:
             self._flush()
 

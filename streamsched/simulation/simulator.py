@@ -57,10 +57,11 @@ def simulate(
     loop.propose(now_ms)
 
     while True:
-        due_ms = _earliest(source.next_due_ms, cluster.next_due_ms, loop.wakeup_ms(now_ms))
-        if due_ms is None or (until_ms is not None and due_ms > until_ms):
+        demand_ms, cluster_ms = source.next_due_ms, cluster.next_due_ms
+        if demand_ms is None and cluster_ms is None and not loop.scheduler.state.workloads:
             break
-        if source.next_due_ms is None and cluster.next_due_ms is None and not loop.scheduler.state.workloads:
+        due_ms = _earliest(demand_ms, _earliest(cluster_ms, loop.wakeup_ms(now_ms)))
+        if due_ms is None or (until_ms is not None and due_ms > until_ms):
             break
         now_ms = max(now_ms, due_ms)
         while (workload := source.next_submission(now_ms, loop.scheduler.state)) is not None:
@@ -115,5 +116,7 @@ def _beginning(source: Source, cluster: VirtualCluster, policy: Policy) -> Itera
     )
 
 
-def _earliest(*moments: int | None) -> int | None:
-    return min((moment for moment in moments if moment is not None), default=None)
+def _earliest(one: int | None, other: int | None) -> int | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from random import Random
 
 from streamsched.model.commands import Command, Place, Stop
-from streamsched.model.events import Event, NodeInventoryReported, RunStarted
+from streamsched.model.events import Event, NodeInventoryReported
 from streamsched.node.virtual_node import IDEAL, Delays, Report, VirtualNode, read_sleep, sleep_argv
 
 
@@ -46,7 +46,7 @@ class VirtualCluster:
             node = self.nodes.get(command.node)
             if node is None:
                 continue
-            if isinstance(command, Place):
+            if command.type == "place":
                 self._place(node, command, now_ms)
             else:
                 self._note_stop(command, now_ms)
@@ -65,7 +65,7 @@ class VirtualCluster:
             place = place.model_copy(update={"argv": (*left, *place.argv[2:])})
         reports = node.obey(place, now_ms)
         for report in reports:
-            if isinstance(report.fact, RunStarted) and place.attempt == progress.attempt:
+            if report.fact.type == "run_started" and place.attempt == progress.attempt:
                 progress.started += len(place.seats)
                 progress.whole_since_ms = max(progress.whole_since_ms, report.due_ms)
                 progress.ranks = place.ranks

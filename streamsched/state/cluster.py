@@ -6,6 +6,7 @@ change that leaves the window) has happened before anything that is reported at 
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -87,6 +88,8 @@ class ClusterState:
 
         self.workloads: dict[str, Workload] = {}
         self.finished: dict[str, Finished] = {}
+        #: The same, oldest first, with those that were forgotten before their time. Derived.
+        self.ended: deque[Finished] = deque()
         self.allocated = Backlog()
         self.unallocated = Backlog()
         self.inventory = Inventory()
@@ -141,11 +144,14 @@ class ClusterState:
     @property
     def next_wakeup_ms(self) -> int | None:
         """When time alone changes something, if nothing else happens before; None for never."""
-        deadline = self.timers.next_ms(self)
-        sent = self.dispatch.oldest_ms()
-        resend = None if sent is None else sent + self.policy.resend_ms
-        change = self.scheduled[0].effective_ms if self.scheduled else None
-        return min((at_ms for at_ms in (deadline, resend, change) if at_ms is not None), default=None)
+        due_ms = self.timers.next_ms(self)
+        sent_ms = self.dispatch.oldest_ms()
+        if sent_ms is not None and (due_ms is None or sent_ms + self.policy.resend_ms < due_ms):
+            due_ms = sent_ms + self.policy.resend_ms
+        change_ms = self.scheduled[0].effective_ms if self.scheduled else None
+        if change_ms is not None and (due_ms is None or change_ms < due_ms):
+            due_ms = change_ms
+        return due_ms
 
     @property
     def stirred(self) -> tuple[int, int, int, str | None, int, int, int, int]:
@@ -277,12 +283,11 @@ class ClusterState:
                 runs.end_protection(self, workload)
             for due, workload in self.timers.come_due(self):
                 self._come_due(due, workload)
-        finished = self.finished
-        while finished:
-            first = next(iter(finished.values()))
-            if first.at_ms + self.policy.finished_kept_ms > now:
-                break
-            del finished[first.workload]
+        kept_since_ms = now - self.policy.finished_kept_ms
+        while self.ended and self.ended[0].at_ms <= kept_since_ms:
+            first = self.ended.popleft()
+            if self.finished.get(first.workload) is first:
+                del self.finished[first.workload]
         while self.adjustments:
             id_, made_ms = next(iter(self.adjustments.items()))
             if made_ms + self.policy.finished_kept_ms > now:
@@ -340,6 +345,11 @@ class ClusterState:
             raise ReplayDivergenceError(fact.folded, fact.digest, derived)
 
     # --- small steps of those who fold --------------------------------------------------------------------------------
+
+    def remember(self, finished: Finished) -> None:
+        """Keep what became of a workload, for as long as the policy says."""
+        self.finished[finished.workload] = finished
+        self.ended.append(finished)
 
     def next_command_id(self) -> str:
         """Return the id of the next command that this record gives rise to."""

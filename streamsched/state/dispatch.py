@@ -45,6 +45,9 @@ class Dispatch:
         """Strike out a command and all before it: a node obeys in order, and ignores what it has passed."""
         waiting = self.unacknowledged.get(node)
         if waiting:
+            if len(waiting) == 1 and command in waiting:  # As it is nearly always.
+                del self.unacknowledged[node]
+                return
             upto = command_order(command)
             self._strike(node, [id_ for id_ in waiting if id_ == command or command_order(id_) <= upto])
 

@@ -150,7 +150,8 @@ class Node:
     @property
     def takes_work(self) -> bool:
         """Whether new work may be given to it."""
-        return self.health is NodeHealth.HEALTHY and self.emptying is Drain.NONE
+        is_wanted_empty = self.stuck or self.fatal or self.held_down or self.drain is not Drain.NONE
+        return self.health is NodeHealth.HEALTHY and not is_wanted_empty
 
     @property
     def emptying(self) -> Drain:

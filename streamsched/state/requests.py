@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from streamsched.model.commands import Receipt, ReceiptStatus, StopReason
-from streamsched.model.events import BudgetTreeChanged, UsageAdjusted
+from streamsched.model.events import trusted
 from streamsched.model.quantities import format_duration
 from streamsched.state import corrections, rounds, runs
 from streamsched.state.reasons import Ignored
@@ -18,15 +18,19 @@ from streamsched.state.workloads import Commitment, Finished, Phase, Workload, c
 
 if TYPE_CHECKING:
     from streamsched.model.events import (
+        BudgetTreeChanged,
         PolicyAdopted,
         Rejected,
         RunExtended,
+        UsageAdjusted,
         WorkloadCancelled,
         WorkloadReprioritized,
         WorkloadSubmitted,
     )
     from streamsched.state.cluster import ClusterState
     from streamsched.state.usage import Budget
+
+_receipt = trusted(Receipt)
 
 
 def submit(state: ClusterState, fact: WorkloadSubmitted) -> None:
@@ -54,14 +58,16 @@ def submit(state: ClusterState, fact: WorkloadSubmitted) -> None:
     budget = state.budgets.get(fact.budget)
     objection = _objection_to(state, fact, budget)
     if objection is not None or budget is None:
-        state.finished[fact.workload] = Finished(
-            fact.workload,
-            Phase.REJECTED,
-            objection or "",
-            state.next_cursor - 1,
-            state.now_ms,
-            0,
-            contract_fingerprint(fact),
+        state.remember(
+            Finished(
+                fact.workload,
+                Phase.REJECTED,
+                objection or "",
+                state.next_cursor - 1,
+                state.now_ms,
+                0,
+                contract_fingerprint(fact),
+            )
         )
         state.effects.workloads[fact.workload] = None
         _answer(state, fact, ReceiptStatus.REJECTED, objection)
@@ -331,14 +337,16 @@ def _answer(
     status: ReceiptStatus,
     reason: str | None = None,
 ) -> None:
-    change = None
-    if isinstance(fact, BudgetTreeChanged):
+    workload = change = None
+    if fact.type == "budget_tree_changed":
         change = fact.change
-    elif isinstance(fact, UsageAdjusted):
-        change = fact.adjustment
+    elif fact.type == "usage_adjusted":
+        workload, change = fact.workload, fact.adjustment
+    else:
+        workload = fact.workload
     state.effects.receipts.append(
-        Receipt(
-            workload=None if isinstance(fact, BudgetTreeChanged) else fact.workload,
+        _receipt(
+            workload=workload,
             change=change,
             status=status,
             cursor=state.next_cursor - 1,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from streamsched.model.commands import Place, Receipt, ReceiptStatus, Stop, StopReason
-from streamsched.model.events import ReleaseOutcome
+from streamsched.model.events import ReleaseOutcome, trusted
 from streamsched.model.quantities import MINUTE, SECOND, format_duration, format_instant
 from streamsched.state import corrections
 from streamsched.state.reasons import Ignored
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from streamsched.model.events import RunReleased, RunStarted, Seat
     from streamsched.state.cluster import ClusterState
     from streamsched.state.inventory import Node, RunKey
+
+# What a command says was read from facts, or chosen here.
+_place, _stop = trusted(Place), trusted(Stop)
 
 #: Back-off after an infrastructure failure: doubles from the first to the last.
 _SETBACK_FIRST_MS = 15 * SECOND
@@ -36,10 +39,15 @@ def bind(state: ClusterState, workload: Workload, run: Run) -> None:
         state.budgets.plan(workload.budget, -run.units)
     workload.phase = Phase.BOUND
     run.bound_ms = now
-    seats: dict[str, list[Seat]] = {}
-    for seat in run.seats:
-        run.held[seat.node] = run.held.get(seat.node, 0) | seat.gpu_mask
-        seats.setdefault(seat.node, []).append(seat)
+    seats: dict[str, tuple[Seat, ...]] = {}
+    if len(run.seats) == 1:
+        (seat,) = run.seats
+        run.held[seat.node] = seat.gpu_mask
+        seats[seat.node] = run.seats
+    else:
+        for seat in run.seats:
+            run.held[seat.node] = run.held.get(seat.node, 0) | seat.gpu_mask
+            seats[seat.node] = (*seats.get(seat.node, ()), seat)
     start_by = now + state.policy.start_deadline_ms
     leader = run.seats[0].node
     for node_id, mask in run.held.items():
@@ -51,12 +59,12 @@ def bind(state: ClusterState, workload: Workload, run: Run) -> None:
             node.preemptible[key] = mask
         inventory.refile(node)
         state.effects.nodes[node_id] = None
-        place = Place(
+        place = _place(
             command=state.next_command_id(),
             node=node_id,
             workload=workload.id,
             attempt=run.attempt,
-            seats=tuple(seats[node_id]),
+            seats=seats[node_id],
             ranks=workload.ranks,
             leader=leader,
             argv=workload.command,
@@ -172,9 +180,10 @@ def _give_back(state: ClusterState, workload: Workload, run: Run, node: Node) ->
         state.shield(workload)
     state.inventory.refile(node)
     state.dispatch.settle(node.id, key)
-    units = mask.bit_count() * run.rate
-    state.budgets.hold(workload.budget, -units, state.now_ms, charged=workload.is_allocated)
-    state.budgets.take_slots(workload.budget, -mask.bit_count(), allocated=workload.is_allocated)
+    gpus, allocated = mask.bit_count(), workload.is_allocated
+    units = gpus * run.rate
+    state.budgets.hold(workload.budget, -units, state.now_ms, charged=allocated)
+    state.budgets.take_slots(workload.budget, -gpus, allocated=allocated)
     if run.started_ms is None:
         run.returned.append((units, state.now_ms))
     drop_commitment(state, workload)
@@ -185,6 +194,8 @@ def _give_back(state: ClusterState, workload: Workload, run: Run, node: Node) ->
 
 def _hand_over(state: ClusterState, node: Node, mask: int) -> None:
     """Let plans that wait for these GPUs of a node know that they are free."""
+    if not node.claims:
+        return
     for key in sorted(node.claims):
         claimant = state.workloads[key[0]]
         run = claimant.run
@@ -231,7 +242,7 @@ def stop(state: ClusterState, workload: Workload, reason: StopReason, beneficiar
             state.inventory.refile(node)
         state.effects.nodes[node_id] = None
         state.issue(
-            Stop(
+            _stop(
                 command=state.next_command_id(),
                 node=node_id,
                 workload=workload.id,
@@ -338,8 +349,9 @@ def finish(state: ClusterState, workload: Workload, phase: Phase, reason: str) -
     workload.phase = phase
     workload.run = None
     del state.workloads[workload.id]
-    state.finished[workload.id] = Finished(
-        workload.id, phase, reason, state.next_cursor - 1, state.now_ms, workload.attempt, workload.fingerprint()
+    fingerprint = workload.fingerprint()
+    state.remember(
+        Finished(workload.id, phase, reason, state.next_cursor - 1, state.now_ms, workload.attempt, fingerprint)
     )
 
 

@@ -47,10 +47,7 @@ def freeze(state: ClusterState) -> bytes:
                 _workload_out(state.workloads[id_], number[id(state.workloads[id_].budget)])
                 for id_ in sorted(state.workloads)
             ],
-            "finished": [
-                [f.workload, f.phase, f.reason, f.cursor, f.at_ms, f.attempts, f.fingerprint]
-                for f in state.finished.values()
-            ],
+            "finished": list(map(_finished_out, state.finished.values())),
             "nodes": [_node_out(state.nodes[id_]) for id_ in sorted(state.nodes)],
             "awaited_nodes": [[id_, *state.awaited_nodes[id_]] for id_ in sorted(state.awaited_nodes)],
             "budgets": [_budget_out(budget, number) for budget in budgets],
@@ -108,7 +105,7 @@ def thaw(data: bytes) -> ClusterState:
     for item in fields["workloads"]:
         _restore_workload(state, _workload_in(item, budgets))
     for id_, phase, reason, cursor, at_ms, attempts, fingerprint in fields["finished"]:
-        state.finished[id_] = Finished(id_, Phase(phase), reason, cursor, at_ms, attempts, fingerprint)
+        state.remember(Finished(id_, Phase(phase), reason, cursor, at_ms, attempts, fingerprint))
     state.sources = dict(fields["sources"])
     state.gaps = [SourceGap(*gap) for gap in fields["gaps"]]
     state.rejected = fields["rejected"]
@@ -193,7 +190,7 @@ def _tree_out(tree: BudgetTree, number: dict[int, int]) -> dict[str, Any]:
     return {
         "change": tree.change,
         "closed_in_use": [number[id(budget)] for budget in tree.closed_in_use],
-        "changes": [[when, number[id(leaf)], gpus, charged] for when, leaf, gpus, charged in tree.changes],
+        "changes": [(when, number[id(leaf)], gpus, charged) for when, leaf, gpus, charged in tree.changes],
         "capacity": [tree.capacity_units, str(tree.capacity_integral), tree.capacity_as_of_ms],
         "trailing": [tree.trailing_gpus, str(tree.trailing_integral), tree.trailing_as_of_ms],
         "capacity_changes": [list(change) for change in tree.capacity_changes],
@@ -280,6 +277,9 @@ def _node_in(item: dict[str, Any]) -> Node:
 
 # --- workloads --------------------------------------------------------------------------------------------------------
 
+
+#: What is written of a workload that has ended, in this order.
+_finished_out = attrgetter("workload", "phase", "reason", "cursor", "at_ms", "attempts", "fingerprint")
 
 #: What is written of a workload as it stands, in this order; its phase, budget, place in the backlog and run go before.
 _PLAIN = (

@@ -160,6 +160,8 @@ class Budget:
             allocated: The class.
         """
         for budget in self.path:
+            if (budget.max_allocated_gpus if allocated else budget.max_unallocated_gpus) is None:
+                continue
             used, limit = budget.slots(allocated=allocated)
             if limit is not None and used + more.get(budget, 0) + gpus > limit:
                 return budget
@@ -351,25 +353,23 @@ class BudgetTree:
 
     def hold(self, leaf: Budget, gpus: int, now_ms: int, *, charged: bool) -> None:
         """Let a run of a leaf take up GPUs, or with a negative number give them back."""
-        if charged:
-            for budget in leaf.path:
-                budget.charged.hold(gpus, now_ms)
-        else:
-            for budget in leaf.path:
-                budget.uncharged.hold(gpus, now_ms)
+        for budget in leaf.path:
+            (budget.charged if charged else budget.uncharged).hold(gpus, now_ms)
         self.changes.append((now_ms, leaf, gpus, charged))
         if self.usage is UsageMode.DECAY:
             self._fade(leaf, gpus, now_ms, now_ms, charged=charged)
 
     def take_slots(self, leaf: Budget, gpus: int, *, allocated: bool) -> None:
         """Count GPUs that a run of a leaf has been given, or with a negative number has no more."""
+        is_limited = False
         for budget in leaf.path:
             if allocated:
                 budget.allocated_slots += gpus
+                is_limited |= budget.max_allocated_gpus is not None
             else:
                 budget.unallocated_slots += gpus
-        if gpus < 0 and any(budget.slots(allocated=allocated)[1] is not None for budget in leaf.path):
-            self.openings += 1
+                is_limited |= budget.max_unallocated_gpus is not None
+        self.openings += is_limited and gpus < 0
 
     @staticmethod
     def plan(leaf: Budget, units: int) -> None:

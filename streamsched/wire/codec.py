@@ -140,8 +140,20 @@ def decode_receipt(data: bytes) -> Receipt:
 
 
 def _canonical(value: Value) -> bytes:
-    # With `warnings="error"` a value that went round validation, such as a float, is an error here and not bytes.
-    return orjson.dumps(value.model_dump(exclude_none=True, warnings="error"), option=orjson.OPT_SORT_KEYS)
+    try:
+        return orjson.dumps(_present(value), default=_present, option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONEncodeError as error:
+        raise error.__cause__ or error from None
+
+
+def _present(value: Value) -> dict[str, Any]:
+    """Return the fields of a value that are there. orjson asks for those of the values inside by itself."""
+    fields = value.__dict__
+    if None in fields.values():
+        fields = {name: field for name, field in fields.items() if field is not None}
+    if float in map(type, fields.values()):  # It went round validation, and is not to become bytes.
+        raise ValueError(f"a float among the fields of {value!r}; only whole numbers are written")
+    return fields
 
 
 class _Family(Generic[V]):
