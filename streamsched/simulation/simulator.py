@@ -8,7 +8,9 @@ is wanted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 
 from streamsched.model.events import Event, PolicyAdopted, Record
@@ -56,20 +58,43 @@ def simulate(
         loop.append(event, now_ms)
     loop.propose(now_ms)
 
+    with _no_search_for_cycles():
+        _serve(source, cluster, loop, now_ms, until_ms)
+    return loop.scheduler.state
+
+
+def _serve(source: Source, cluster: VirtualCluster, loop: _Loop, now_ms: int, until_ms: int | None) -> None:
+    """Go from moment to moment until nothing is left to do."""
+    state = loop.scheduler.state
     while True:
         demand_ms, cluster_ms = source.next_due_ms, cluster.next_due_ms
-        if demand_ms is None and cluster_ms is None and not loop.scheduler.state.workloads:
+        if demand_ms is None and cluster_ms is None and not state.workloads:
             break
         due_ms = _earliest(demand_ms, _earliest(cluster_ms, loop.wakeup_ms(now_ms)))
         if due_ms is None or (until_ms is not None and due_ms > until_ms):
             break
         now_ms = max(now_ms, due_ms)
-        while (workload := source.next_submission(now_ms, loop.scheduler.state)) is not None:
+        while (workload := source.next_submission(now_ms, state)) is not None:
             loop.append(workload, now_ms)
         while (fact := cluster.next_fact(now_ms)) is not None:
             loop.append(fact, now_ms)
         loop.propose(now_ms)
-    return loop.scheduler.state
+
+
+@contextmanager
+def _no_search_for_cycles() -> Iterator[None]:
+    """Let Python free what nothing refers to, and not search for rings of references that nothing else refers to.
+
+    The only rings are those of the state, which lives on. The search looks at every object that is alive, again and
+    again: a seventh of the time of a simulation.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _Loop:

@@ -1,15 +1,16 @@
 """The loop serves a small demand as arithmetic says it must, and its ledger is one like any other."""
 
+import gc
 from pathlib import Path
 
 import pytest
 
 from streamsched.ledgers.sqlite import SqliteLedger
 from streamsched.model.commands import Effects
-from streamsched.model.events import BudgetShare, BudgetTreeChanged, Record, Tick, WorkloadSubmitted
+from streamsched.model.events import BudgetShare, BudgetTreeChanged, Record, Tick, Unreadable, WorkloadSubmitted
 from streamsched.model.policy import Policy
 from streamsched.model.quantities import HOUR, MINUTE, SECOND, WHOLE
-from streamsched.node.virtual_node import sleep_argv
+from streamsched.node.virtual_node import USUAL, sleep_argv
 from streamsched.replay.replayer import fold
 from streamsched.simulation.demand import Demand, Submission
 from streamsched.simulation.history import HistoryKeeper
@@ -18,6 +19,7 @@ from streamsched.simulation.simulator import simulate
 from streamsched.simulation.virtual_cluster import uniform_cluster
 from streamsched.state.cluster import ClusterState
 from streamsched.state.snapshot import digest
+from streamsched.wire import codec
 
 TREE = BudgetTreeChanged(
     change="c1",
@@ -185,3 +187,44 @@ def test_percentiles_are_waits_that_somebody_had() -> None:
     assert (waits.p50_ms, waits.p90_ms, waits.p99_ms) == (5 * SECOND, 9 * SECOND, 10 * SECOND)
     assert (waits.mean_ms, waits.count) == (5_500, 10)
     assert Waits.of([]).p50_ms is None
+
+
+def test_what_is_made_without_validation_is_valid() -> None:
+    """Facts, commands and receipts that we make ourselves are those that a strict reader of their bytes makes."""
+    seen = set[str]()
+
+    def check(record: Record, effects: Effects, _state: ClusterState) -> None:
+        assert not isinstance(record.event, Unreadable)
+        assert codec.decode(codec.encode(record.event)) == record.event
+        seen.add(record.event.type)
+        for command in effects.commands:
+            assert codec.decode_command(codec.encode_command(command)) == command
+            seen.add(command.type)
+        for receipt in effects.receipts:
+            assert codec.decode_receipt(codec.encode_receipt(receipt)) == receipt
+            seen.add(receipt.type)
+
+    simulate(STORY, uniform_cluster(1, delays=USUAL), observers=[check])
+
+    assert {"command_accepted", "run_started", "run_released", "place", "stop", "receipt"} <= seen
+
+
+def test_cycles_are_searched_for_again_after_a_simulation() -> None:
+    """And the search finds nothing of ours, as long as the state that came of it lives."""
+    gc.collect()
+
+    state = simulate(STORY, uniform_cluster(1))
+
+    assert gc.isenabled()
+    assert not state.workloads
+    assert not [found for found in _unreachable() if type(found).__module__.startswith("streamsched")]
+
+
+def _unreachable() -> list[object]:
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        gc.collect()
+        return list(gc.garbage)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
