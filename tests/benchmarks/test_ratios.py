@@ -12,6 +12,7 @@ import pytest
 from tests.benchmarks.core import APPLY_RATE_MIN, BACKLOG_RATIO_MAX, fold_against_decoding, submissions_against_backlog
 from tests.benchmarks.histories import philly_history
 from tests.benchmarks.measuring import median_ratio
+from tests.benchmarks.simulations import JOBS_RATIO_MAX, Case, taken
 
 
 def test_a_record_is_folded_about_as_fast_as_it_is_read() -> None:
@@ -27,3 +28,10 @@ def test_a_submission_costs_no_more_when_more_work_waits(fits: bool) -> None:
     few, many = submissions_against_backlog(fits=fits, rounds=60)
 
     assert statistics.median(many) <= BACKLOG_RATIO_MAX.value * statistics.median(few)
+
+
+def test_a_simulation_takes_time_in_proportion_to_its_jobs() -> None:
+    """Five times the jobs take at most six times as long; `make bench` has the same of all five weeks."""
+    fewer, more = taken(Case(1_000)), taken(Case(5_000))
+
+    assert more.seconds <= JOBS_RATIO_MAX.value * fewer.seconds
