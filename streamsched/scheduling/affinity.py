@@ -16,8 +16,8 @@ Source: `topology.md`, sections 1.5 to 1.8 and 9. `exact_fit=False` is the publi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from streamsched.model.policy import FragmentScore
 from streamsched.model.topology import NODE, Preference, Wish
 from streamsched.scheduling.bandwidth import BandwidthFirst
 from streamsched.scheduling.fragmentation import Nesting, blocks_that_fit, depth_of, fragment_scores, strays_of
+from streamsched.scheduling.groups import Packing, Part, Sharing, cut_into_parts
 from streamsched.scheduling.symmetry import can_be_even, fill_evenly
 from streamsched.scheduling.utilization import UtilizationFirst
 
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from streamsched.model.topology import Group, Layer
     from streamsched.scheduling.fragmentation import Counts
     from streamsched.state.topology import PoolTree
+
+#: After how many choices a search for unequal groups gives up a domain that it could do without.
+_FEW_CHOICES: Final = 64
 
 #: A node, and how many ranks sit there; in rank order.
 Seats = tuple[tuple[int, int], ...]
@@ -76,7 +80,7 @@ class Seating:
         relaxed: Preferred layers that could not be had, each with the coarser level it got; None where it got none.
         key: Compares the trees in which one ask fits: the smaller, the better.
         passes: 2 if it draws on reserved nodes, else 1.
-        proven: Whether nothing better was left unlooked at.
+        group_layers: What holds in each group.
     """
 
     seats: Seats
@@ -84,7 +88,7 @@ class Seating:
     relaxed: tuple[tuple[Layer, str | None], ...]
     key: tuple[int, ...]
     passes: int = 1
-    proven: bool = True
+    group_layers: tuple[tuple[Layer, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,7 @@ class NoFit:
 
     Attributes:
         fits: Each required layer, coarse to fine, counted by itself and those below it.
-        proven: Whether that is certain.
+        proven: Whether that is certain. It may not be where groups are unequal.
     """
 
     fits: tuple[Fit, ...]
@@ -120,7 +124,7 @@ def seat_gang(tree: PoolTree, free: Counts, ask: Ask, reserve: Counts | None = N
         reserve: From `reserve_places`, what this gang may draw on when it fits nowhere else.
     """
     if ask.groups:
-        raise NotImplementedError
+        return _seat_groups(tree, free, ask, reserve)
     slots = free // ask.gpus_per_rank
     required = tuple(layer for layer in ask.layers if layer.wish is Wish.REQUIRED)
     if not tree.nodes or not all(is_known(tree, layer) for layer in required):
@@ -140,7 +144,112 @@ def seat_gang(tree: PoolTree, free: Counts, ask: Ask, reserve: Counts | None = N
             relaxed.append((layer, got.level if got else None))
     layers.sort(key=lambda layer: (depth_of(tree.levels, layer.level), -(layer.ranks or ask.ranks)))
     seats, key = places.best(layers)
-    return Seating(tuple(seats), tuple(layers), tuple(relaxed), key, passes=places.passes)
+    return Seating(tuple(seats), tuple(layers), tuple(relaxed), key, places.passes)
+
+
+class _Groups:
+    """The layers of a gang of unequal groups as they are settled, and what they leave possible in one tree."""
+
+    __slots__ = ("_ask", "_free", "_tree", "layers", "of_groups")
+
+    def __init__(self, tree: PoolTree, free: Counts, ask: Ask) -> None:
+        self._tree = tree
+        self._free = free
+        self._ask = ask
+        #: Those of the gang, and those of each group; all of them required.
+        self.layers = [layer for layer in ask.layers if layer.wish is Wish.REQUIRED]
+        self.of_groups = [[layer for layer in group.layers if layer.wish is Wish.REQUIRED] for group in ask.groups]
+
+    def settle(self, layers: list[Layer], wish: Layer) -> str | None:
+        """Add a preferred layer at the finest level, from its own on, at which it can be had; return that level."""
+        if not is_known(self._tree, wish):
+            return None
+        for level in (*self._tree.levels, NODE)[depth_of(self._tree.levels, wish.level) - 1 :: -1]:
+            before = layers.copy()
+            layers.append(wish.model_copy(update={"level": level, "wish": Wish.REQUIRED}))
+            layers.sort(key=lambda layer: depth_of(self._tree.levels, layer.level))
+            if not isinstance(self.seats(), NoFit):
+                return level
+            layers[:] = before
+        return None
+
+    def seats(self) -> Seats | NoFit:
+        """Return seats in rank order; under bandwidth first in the finest level of which one domain does, if any."""
+        tree, ask = self._tree, self._ask
+        groups = [
+            group.model_copy(update={"layers": tuple(layers)})
+            for group, layers in zip(ask.groups, self.of_groups, strict=True)
+        ]
+        parts = cut_into_parts(tree.levels, ask.ranks, ask.gpus_per_rank, self.layers, groups)
+        if parts is None:
+            return self._no_fit(groups, is_proven=False)
+        if ask.preference is Preference.BANDWIDTH_FIRST:
+            for depth in range(len(tree.levels), 0, -1):
+                within = Part(0, ask.ranks, depth, parts)
+                sharing = Packing(tree, self._free, [within], self._seat_group, _FEW_CHOICES).search(self._is_allowed)
+                if sharing is not None:
+                    return _in_order(sharing)
+        packing = Packing(tree, self._free, parts, self._seat_group)
+        sharing = packing.search(self._is_allowed)
+        return _in_order(sharing) if sharing is not None else self._no_fit(groups, is_proven=packing.is_proven)
+
+    def _seat_group(self, part: Part, slots: Counts) -> list[tuple[int, int]] | None:
+        nesting = Nesting(self._tree.levels, part.ranks, part.layers)
+        if not blocks_that_fit(self._tree, nesting, slots)[0][0]:
+            return None
+        return seat_equal(self._tree, nesting, slots, replace(self._ask, symmetric=False))[0]
+
+    def _is_allowed(self, sharing: Sharing) -> bool:
+        return not self._ask.symmetric or not uneven(self._tree, _in_order(sharing))
+
+    def _no_fit(self, groups: Sequence[Group], *, is_proven: bool) -> NoFit:
+        """Count what fits of each required layer of each group as if it were alone."""
+        fits: list[Fit] = []
+        for group in groups:
+            alone = replace(
+                self._ask,
+                ranks=group.ranks,
+                gpus_per_rank=group.gpus_per_rank or self._ask.gpus_per_rank,
+                symmetric=False,
+            )
+            slots = self._free // alone.gpus_per_rank
+            fits += _Places(self._tree, slots, None, alone).fits(group.layers)
+        return NoFit(tuple(fits), is_proven)
+
+
+def _in_order(sharing: Sharing) -> Seats:
+    return tuple(seat for group in sorted(sharing) for seat in sharing[group])
+
+
+def _seat_groups(tree: PoolTree, free: Counts, ask: Ask, reserve: Counts | None) -> Seating | NoFit:
+    layers = (*ask.layers, *(layer for group in ask.groups for layer in group.layers))
+    if not tree.nodes or not all(is_known(tree, layer) for layer in layers if layer.wish is Wish.REQUIRED):
+        return NoFit(())
+    passes = 1
+    gang = _Groups(tree, free if reserve is None else _beside(free, reserve, int(reserve.max())), ask)
+    seats = gang.seats()
+    if isinstance(seats, NoFit) and reserve is not None and reserve.any():
+        passes = 2
+        gang = _Groups(tree, free, ask)
+        seats = gang.seats()
+    if isinstance(seats, NoFit):
+        return seats
+    relaxed: list[tuple[Layer, str | None]] = []
+    for settled, asked in (
+        (gang.layers, ask.layers),
+        *zip(gang.of_groups, (group.layers for group in ask.groups), strict=True),
+    ):
+        for layer in asked:
+            if layer.wish is Wish.PREFERRED:
+                level = gang.settle(settled, layer)
+                if level != layer.level:
+                    relaxed.append((layer, level))
+    seats = gang.seats()
+    if isinstance(seats, NoFit):
+        raise AssertionError("wishes that were settled one by one do not hold together")
+    used = tuple(len(counts) for counts in domain_counts(tree, seats).values())
+    key = (*used, len({index for index, _ in seats}))
+    return Seating(seats, tuple(gang.layers), tuple(relaxed), key, passes, tuple(map(tuple, gang.of_groups)))
 
 
 class _Places:
@@ -206,28 +315,42 @@ class _Places:
         """Return the best seats with these layers, all of them required, and the key of the placement."""
         tree, ask, slots = self._tree, self._ask, self._slots
         nesting = Nesting(tree.levels, ask.ranks, layers)
-        blocks = blocks_that_fit(tree, nesting, slots)
-        strays = strays_of(tree, nesting, slots, blocks)
-        by_bandwidth = ask.preference is Preference.BANDWIDTH_FIRST
-        single = _tightest(tree, slots, ask.ranks)
-        if by_bandwidth:
-            search: BandwidthFirst | UtilizationFirst = BandwidthFirst(tree, nesting, blocks, strays, slots)
-        else:
-            scores = fragment_scores(tree, nesting, strays, ask.score)
-            before = None if self._before is None else blocks_that_fit(tree, nesting, self._before)
-            search = UtilizationFirst(tree, nesting, blocks, scores, exact_fit=ask.exact_fit, before=before)
-        if single is not None:
-            seats = [(single, ask.ranks)]
-        elif ask.symmetric:
-            seats = fill_evenly(tree, nesting, blocks, search)
-        else:
-            seats = search.fill(0, 0, 1)
-        return seats, search.parts_of(seats)
+        return seat_equal(tree, nesting, slots, ask, self._before)
 
     def _holds(self, slots: Counts, layers: Sequence[Layer]) -> bool:
         nesting = Nesting(self._tree.levels, self._ask.ranks, layers)
         blocks = blocks_that_fit(self._tree, nesting, slots)
         return bool(blocks[0][0]) and (not self._ask.symmetric or can_be_even(self._tree, nesting, blocks))
+
+
+def seat_equal(
+    tree: PoolTree, nesting: Nesting, slots: Counts, ask: Ask, before: Counts | None = None
+) -> tuple[list[tuple[int, int]], tuple[int, ...]]:
+    """Return the best seats of equal ranks, which must fit, by place; and the key of the placement.
+
+    Args:
+        tree: The domains.
+        nesting: The blocks.
+        slots: How many ranks each node takes.
+        ask: What is better.
+        before: The slots with less of the reserve, which do not do.
+    """
+    blocks = blocks_that_fit(tree, nesting, slots)
+    strays = strays_of(tree, nesting, slots, blocks)
+    if ask.preference is Preference.BANDWIDTH_FIRST:
+        search: BandwidthFirst | UtilizationFirst = BandwidthFirst(tree, nesting, blocks, strays, slots)
+    else:
+        scores = fragment_scores(tree, nesting, strays, ask.score)
+        less = None if before is None else blocks_that_fit(tree, nesting, before)
+        search = UtilizationFirst(tree, nesting, blocks, scores, exact_fit=ask.exact_fit, before=less)
+    single = _tightest(tree, slots, nesting.sizes[0])
+    if single is not None:
+        seats = [(single, nesting.sizes[0])]
+    elif ask.symmetric:
+        seats = fill_evenly(tree, nesting, blocks, search)
+    else:
+        seats = search.fill(0, 0, 1)
+    return seats, search.parts_of(seats)
 
 
 def _tightest(tree: PoolTree, slots: Counts, ranks: int) -> int | None:
@@ -346,13 +469,18 @@ def violations(tree: PoolTree, ask: Ask, seats: Iterable[tuple[int, int]]) -> tu
     for group in ask.groups:
         check(group.layers, start, group.ranks)
         start += group.ranks
-    if ask.symmetric:
-        for level, counts in domain_counts(tree, seats).items():
-            if len(counts) > 1:
-                if len(set(counts.values())) > 1:
-                    found.append(Violation(level, 0, ask.ranks, len(counts)))
-                break
+    level = uneven(tree, seats) if ask.symmetric else None
+    if level is not None:
+        found.append(Violation(level, 0, ask.ranks, len(domain_counts(tree, seats)[level])))
     return tuple(found)
+
+
+def uneven(tree: PoolTree, seats: Iterable[tuple[int, int]]) -> str | None:
+    """Return the coarsest level on which a placement uses several domains, if they take unequal numbers of ranks."""
+    for level, counts in domain_counts(tree, seats).items():
+        if len(counts) > 1:
+            return level if len(set(counts.values())) > 1 else None
+    return None
 
 
 def _domains(tree: PoolTree, level: str, nodes: NDArray[np.intp]) -> int:

@@ -99,7 +99,7 @@ class BandwidthFirst:
         while depth < nodes:
             needed = wanted * self._nesting.ratios[depth]
             first, end = self._tree.children[depth][here], self._tree.children[depth][here + 1]
-            fewest = self._fewest(depth + 1, first, end, needed)
+            fewest = self._fewest(depth + 1, first, end, needed)[0]
             least = int(fewest.min())
             here, paid = here[fewest == least], paid[fewest == least]
             if least > 1:
@@ -115,11 +115,15 @@ class BandwidthFirst:
             return [(int(here[paid.argmin()]), wanted * self._nesting.sizes[-1])]
         return self._best_of(depth, here, paid, wanted)
 
-    def _fewest(self, depth: int, first: Counts, end: Counts, needed: int) -> Counts:
-        """Return how many domains of a depth hold so many blocks, within each of some ranges of them: the largest."""
+    def _fewest(self, depth: int, first: Counts, end: Counts, needed: int) -> tuple[Counts, Counts]:
+        """Return how many domains hold so many blocks at least, for each of some ranges of domains of a depth.
+
+        And how many blocks each must take then, however the others are filled.
+        """
         blocks = np.minimum(self._blocks[depth], needed)
         number = np.zeros(len(first), np.int64)
         left = np.full(len(first), needed)
+        share = np.ones(len(first), np.int64)
         for size in range(int(blocks.max()), 0, -1):
             of_size = blocks == size
             if not of_size.any():
@@ -127,10 +131,12 @@ class BandwidthFirst:
             before = np.concatenate(([0], np.cumsum(of_size)))
             taken = np.minimum(before[end] - before[first], -(-left // size))
             number += taken
+            last = (left > 0) & (left <= taken * size)
+            share[last] = (left - (taken - 1) * size)[last]
             left = np.maximum(left - taken * size, 0)
             if not left.any():
                 break
-        return number
+        return number, share
 
     def _best_of(self, depth: int, domains: Counts, paid: Keys, wanted: int) -> list[tuple[int, int]]:
         """Fill the best of some domains, each of which has already cost something.
@@ -146,7 +152,7 @@ class BandwidthFirst:
                 first, end = self._tree.children[below][first], self._tree.children[below][end]
                 needed = ranks // self._nesting.sizes[below + 1]
                 weight = self._weights[1 + len(self._blocks) - below - 1]
-                bounds += self._fewest(below + 1, first, end, needed).astype(self._dtype) * weight + ranks
+                bounds += self._fewest(below + 1, first, end, needed)[0].astype(self._dtype) * weight + ranks
         order = np.argsort(bounds, kind="stable")
         best: tuple[int, int, int, _Tables] | None = None
         at, many = 0, 1
@@ -181,11 +187,13 @@ class _Tables:
         self._rows = [domains]
         self._first: list[Counts] = []
         widths = [wanted]
+        first, end = children_at[depth][domains], children_at[depth][domains + 1]
+        share = search._fewest(depth + 1, first, end, wanted * ratios[depth])[1]
         for above in range(depth, len(children_at)):
             children, parents = _ranges(children_at[above], self._rows[-1])
             blocks = search._blocks[above + 1][children]
             needed = widths[-1] * ratios[above]
-            alive = blocks >= (_least_share(blocks, needed) if above == depth and len(domains) == 1 else 1)
+            alive = blocks >= (share[parents] if above == depth else 1)
             number = np.bincount(parents[alive], minlength=len(self._rows[-1]))
             self._first.append(np.concatenate(([0], np.cumsum(number))))
             self._rows.append(children[alive])
@@ -198,8 +206,9 @@ class _Tables:
             keys[:, 0] = 0
             own = search._own[depth + below][rows]
             if below == len(self._rows) - 1:
-                for number in range(1, width + 1):
-                    keys[:, number] = np.where(search._blocks[-1][rows] >= number, own, search._impossible)
+                fits = search._blocks[-1][rows]
+                for taken in range(1, width + 1):
+                    keys[:, taken] = np.where(fits >= taken, own, search._impossible)
             else:
                 ratio = ratios[depth + below]
                 together = self._together(below, width * ratio)[:, ratio::ratio]
@@ -211,14 +220,17 @@ class _Tables:
                 [_suffixes(self._keys[1][self._children(0, 0, needed)], needed, search._impossible)[0][needed]]
             )
         else:
-            self.keys = self._together(0, needed)[:, needed]
+            self.keys = self._together(0, needed, int(share.min()))[:, needed]
 
     def fill(self, row: int, wanted: int) -> list[tuple[int, int]]:
         """Return nodes and ranks there for so many blocks in one of the domains."""
         return self._fill(0, row, wanted)
 
-    def _together(self, above: int, needed: int) -> Keys:
-        """Return the least keys of each number of blocks, up to those needed, in the children of each domain."""
+    def _together(self, above: int, needed: int, share: int = 1) -> Keys:
+        """Return the least keys of each number of blocks, up to those needed, in the children of each domain.
+
+        Each child takes a share, at least, or nothing.
+        """
         search = self._search
         first, keys = self._first[above], self._keys[above + 1]
         numbers = np.diff(first)
@@ -229,7 +241,7 @@ class _Tables:
             before = best[having]
             after = before.copy()
             of_child = keys[first[having] + child]
-            for blocks in range(1, min(of_child.shape[1] - 1, needed) + 1):
+            for blocks in range(share, min(of_child.shape[1] - 1, needed) + 1):
                 more = before[:, : needed + 1 - blocks] + of_child[:, blocks, np.newaxis]
                 np.minimum(after[:, blocks:], more, out=after[:, blocks:])
             best[having] = after
@@ -281,11 +293,6 @@ def _largest(blocks: Counts, needed: int) -> Counts:
     """Return the largest of some numbers, descending, as many as it takes to hold what is needed."""
     descending: Counts = np.sort(blocks)[::-1]
     return descending[: int(np.searchsorted(np.cumsum(descending), needed)) + 1]
-
-
-def _least_share(blocks: Counts, needed: int) -> int:
-    """Return how many of the needed blocks each domain must take if as few domains as possible take any."""
-    return needed - int(_largest(blocks, needed)[:-1].sum())
 
 
 def _suffixes(keys: Keys, needed: int, impossible: int) -> list[Keys]:
