@@ -24,10 +24,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from streamsched.model.policy import DEFAULT_POLICY, Order, Policy, Scheme, VictimUnderBudget
 from streamsched.model.quantities import DAY, HOUR
-from streamsched.simulation.demand import Demand, Source, read_philly
+from streamsched.simulation.demand import Demand, Source
 from streamsched.simulation.institute import GPUS_PER_NODE, LOADS, NODES, Institute
 from streamsched.simulation.outcomes import OutcomeRecorder, Outcomes
 from streamsched.simulation.simulator import simulate
+from streamsched.simulation.traces import read_philly
 from streamsched.simulation.virtual_cluster import uniform_cluster
 
 #: What differs from the default policy, by the name of the row.

@@ -24,10 +24,11 @@ from streamsched.model.quantities import DAY, format_instant
 from streamsched.node.virtual_node import USUAL
 from streamsched.reporting.report import ReportText, write_report
 from streamsched.reporting.terminal import outcome_tables
-from streamsched.simulation.demand import Demand, read_philly
+from streamsched.simulation.demand import Demand
 from streamsched.simulation.history import HistoryKeeper
 from streamsched.simulation.outcomes import OutcomeRecorder, Outcomes
 from streamsched.simulation.simulator import simulate
+from streamsched.simulation.traces import read_philly
 from streamsched.simulation.virtual_cluster import uniform_cluster
 from streamsched.state.cluster import ClusterState
 from streamsched.state.snapshot import digest

@@ -9,8 +9,8 @@ from streamsched.model.commands import Effects
 from streamsched.model.events import Record, Unreadable
 from streamsched.model.ledger import Entry
 from streamsched.node.virtual_node import USUAL
-from streamsched.simulation.demand import read_philly
 from streamsched.simulation.simulator import simulate
+from streamsched.simulation.traces import read_philly
 from streamsched.simulation.virtual_cluster import uniform_cluster
 from streamsched.state.cluster import ClusterState
 from streamsched.wire.codec import encode

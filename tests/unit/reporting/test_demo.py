@@ -13,7 +13,7 @@ from streamsched.errors import ConfigurationError
 from streamsched.ledgers.sqlite import SqliteHistoryWriter, SqliteLedger
 from streamsched.replay.replayer import fold
 from streamsched.reporting.demo import TRACES, run_demo
-from streamsched.simulation.demand import read_philly
+from streamsched.simulation.traces import read_philly
 from streamsched.state.snapshot import digest
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from streamsched.errors import ConfigurationError
 from streamsched.model.quantities import DAY, HOUR, MINUTE, SECOND, WHOLE
-from streamsched.simulation.demand import Demand, declared_min_runtime_ms, gang_of, read_philly, shares_of
+from streamsched.simulation.demand import Demand, declared_min_runtime_ms, gang_of, shares_of
+from streamsched.simulation.traces import read_philly
 
 HEADER = "timestamp,duration,num_gpus,gpu_time,cluster"
 #: 2017-10-09 00:00 in US Pacific summer time is 07:00 UTC.
@@ -31,7 +32,7 @@ def test_a_row_becomes_a_submission(tmp_path: Path) -> None:
     workload = submission.workload
     assert submission.at_ms == OCTOBER_9_MS + 7 * HOUR + MINUTE + 55 * SECOND
     assert submission.run_ms == 2_951 * SECOND
-    assert (workload.workload, workload.budget, workload.resumable) == ("philly-2", "red", True)
+    assert (workload.workload, workload.budget, workload.resumable) == ("philly-000002", "red", True)
     assert (workload.ranks, workload.gpus_per_rank) == (1, 4)
     assert workload.min_runtime_ms == 1 * HOUR
     assert workload.command == ("sleep", "2951")
@@ -59,7 +60,11 @@ def test_rows_need_not_be_sorted(tmp_path: Path) -> None:
         ["2017-10-09 00:00:01,60,1,60,red", "2017-10-09 00:00:00,60,1,60,red", "2017-10-09 00:00:01,60,2,60,red"],
     )
 
-    assert [submission.workload.workload for submission in demand.submissions] == ["philly-3", "philly-2", "philly-4"]
+    assert [submission.workload.workload for submission in demand.submissions] == [
+        "philly-000003",
+        "philly-000002",
+        "philly-000004",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +92,7 @@ def test_a_bad_row_is_dropped_with_its_line_and_reason(tmp_path: Path, row: str,
 
     demand = demand_of(tmp_path, [good, row, good])
 
-    assert [submission.workload.workload for submission in demand.submissions] == ["philly-2", "philly-4"]
+    assert [submission.workload.workload for submission in demand.submissions] == ["philly-000002", "philly-000004"]
     (dropped,) = demand.dropped
     assert dropped.line == 3
     assert reason in dropped.reason
@@ -207,5 +212,5 @@ def test_the_jobs_to_be_read_can_be_chosen(tmp_path: Path) -> None:
         max_gpus=8,
     )
 
-    assert [submission.workload.workload for submission in demand.submissions] == ["philly-3"]
+    assert [submission.workload.workload for submission in demand.submissions] == ["philly-000003"]
     assert [share.budget for share in demand.budgets.budgets] == ["blue", "green", "red"]

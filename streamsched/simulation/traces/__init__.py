@@ -1,0 +1,5 @@
+"""Trace files of other schedulers, read as demand. What each format is read as: `replay/traces/FORMATS.md`."""
+
+from streamsched.simulation.traces.reading import Contract, Selection, Trace, demand_of, read_philly, read_trace
+
+__all__ = ["Contract", "Selection", "Trace", "demand_of", "read_philly", "read_trace"]
