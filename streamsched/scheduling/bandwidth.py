@@ -188,7 +188,7 @@ class _Tables:
         self._first: list[Counts] = []
         widths = [wanted]
         first, end = children_at[depth][domains], children_at[depth][domains + 1]
-        share = search._fewest(depth + 1, first, end, wanted * ratios[depth])[1]
+        numbers, share = search._fewest(depth + 1, first, end, wanted * ratios[depth])
         for above in range(depth, len(children_at)):
             children, parents = _ranges(children_at[above], self._rows[-1])
             blocks = search._blocks[above + 1][children]
@@ -202,50 +202,89 @@ class _Tables:
         self._keys: list[Keys] = [np.zeros((0, 0), search._dtype)] * len(self._rows)
         for below in range(len(self._rows) - 1, 0, -1):
             rows, width = self._rows[below], widths[below]
-            keys = np.full((len(rows), width + 1), search._impossible, search._dtype)
-            keys[:, 0] = 0
+            keys = np.full((width + 1, len(rows)), search._impossible, search._dtype)
+            keys[0] = 0
             own = search._own[depth + below][rows]
             if below == len(self._rows) - 1:
-                fits = search._blocks[-1][rows]
-                for taken in range(1, width + 1):
-                    keys[:, taken] = np.where(fits >= taken, own, search._impossible)
+                keys[1:] = np.where(
+                    search._blocks[-1][rows] >= np.arange(1, width + 1)[:, np.newaxis], own, search._impossible
+                )
             else:
                 ratio = ratios[depth + below]
-                together = self._together(below, width * ratio)[:, ratio::ratio]
-                keys[:, 1:] = np.minimum(together + own[:, np.newaxis], search._impossible)
+                keys[1:] = np.minimum(self._together(below, width * ratio)[ratio::ratio] + own, search._impossible)
             self._keys[below] = keys
         needed = wanted * ratios[depth]
         if len(domains) == 1:
             self.keys: Keys = np.array(
-                [_suffixes(self._keys[1][self._children(0, 0, needed)], needed, search._impossible)[0][needed]]
+                [_suffixes(self._keys[1][:, self._children(0, 0, needed)], needed, search._impossible)[0][needed]]
             )
         else:
-            self.keys = self._together(0, needed, int(share.min()))[:, needed]
+            self.keys = self._of_all(needed, int(share.min()), int(numbers.max()))
 
     def fill(self, row: int, wanted: int) -> list[tuple[int, int]]:
         """Return nodes and ranks there for so many blocks in one of the domains."""
         return self._fill(0, row, wanted)
 
-    def _together(self, above: int, needed: int, share: int = 1) -> Keys:
-        """Return the least keys of each number of blocks, up to those needed, in the children of each domain.
+    def _of_all(self, needed: int, share: int, number: int) -> Keys:
+        """Return the least key of the blocks needed in each of the domains that this is about.
 
-        Each child takes a share, at least, or nothing.
+        So many of their children take a part, at most and not less than two, and of each at least a share.
         """
+        first, keys = self._first[0], self._keys[1]
+        numbers = np.diff(first)
+        order = np.argsort(-numbers, kind="stable")
+        best = np.full((needed + 1, len(numbers)), self._search._impossible, self._search._dtype)
+        most = len(keys) - 1
+        for child in range(int(numbers.max())):
+            having = int(np.count_nonzero(numbers > child))
+            of_child = keys[:, first[order[:having]] + child]
+            # It is the last to take a part,
+            ends = best[needed - most : needed - share + 1, :having][::-1] + of_child[share:]
+            np.minimum(best[needed, :having], ends.min(axis=0), out=best[needed, :having])
+            # or one in between,
+            if number > 2:
+                before = best[:, :having].copy()
+                for blocks in range(share, most + 1):
+                    after = best[share + blocks : needed, :having]
+                    np.minimum(after, before[share : needed - blocks] + of_child[blocks], out=after)
+            # or the first.
+            np.minimum(best[share : most + 1, :having], of_child[share:], out=best[share : most + 1, :having])
+        in_order: Keys = np.empty_like(best[needed])
+        in_order[order] = best[needed]
+        return in_order
+
+    def _together(self, above: int, needed: int) -> Keys:
+        """Return the least keys of each number of blocks, up to those needed, in the children of each domain."""
         search = self._search
         first, keys = self._first[above], self._keys[above + 1]
         numbers = np.diff(first)
-        best = np.full((len(numbers), needed + 1), search._impossible, search._dtype)
-        best[:, 0] = 0
+        # Those with the most children in front: then those that have one more are always the first ones.
+        order = np.argsort(-numbers, kind="stable")
+        best = np.full((needed + 1, len(numbers)), search._impossible, search._dtype)
+        best[0] = 0
+        most = keys.shape[0] - 1
+        are_nodes = self._depth + above == len(search._tree.children) - 1
         for child in range(int(numbers.max())):
-            having = np.flatnonzero(numbers > child)
-            before = best[having]
-            after = before.copy()
-            of_child = keys[first[having] + child]
-            for blocks in range(share, min(of_child.shape[1] - 1, needed) + 1):
-                more = before[:, : needed + 1 - blocks] + of_child[:, blocks, np.newaxis]
-                np.minimum(after[:, blocks:], more, out=after[:, blocks:])
-            best[having] = after
-        return np.minimum(best, search._impossible)
+            having = int(np.count_nonzero(numbers > child))
+            children = first[order[:having]] + child
+            # So many the children before it can have, and so many those up to it.
+            reach, end = min(child * most, needed) + 1, min((child + 1) * most, needed) + 1
+            before = best[:end, :having].copy()
+            if are_nodes:
+                # A node costs the same for however many blocks it takes, so it takes what it can.
+                fits = search._blocks[-1][self._rows[above + 1][children]]
+                rest = np.maximum(np.arange(1, end)[:, np.newaxis] - fits, 0)
+                more = np.take_along_axis(before, rest, axis=0) if most > 1 else before[:-1]
+                np.minimum(before[1:], more + keys[1, children], out=best[1:end, :having])
+                continue
+            of_child = keys[:, children]
+            for blocks in range(1, min(most, needed) + 1):
+                stop = min(reach + blocks, needed + 1)
+                after = best[blocks:stop, :having]
+                np.minimum(after, before[: stop - blocks] + of_child[blocks], out=after)
+        in_order = np.empty_like(best)
+        in_order[:, order] = best
+        return in_order
 
     def _children(self, above: int, row: int, needed: int) -> Counts:
         """Return those children of a domain, by their number, that can have a part in its best placement.
@@ -253,15 +292,15 @@ class _Tables:
         Of those that take equally many blocks only the best can, as many as there are at most.
         """
         children = np.arange(self._first[above][row], self._first[above][row + 1])
-        keys = self._keys[above + 1][children][:, 1:]
+        keys = self._keys[above + 1][1:, children]
         most = len(_largest(self._search._blocks[self._depth + above + 1][self._rows[above + 1][children]], needed))
         if len(children) <= most:
             return children
-        limit = np.partition(keys, most - 1, axis=0)[most - 1]
+        limit = np.partition(keys, most - 1, axis=1)[:, most - 1 : most]
         equal = keys == limit
-        chosen = (keys < limit) | (equal & (np.cumsum(equal, axis=0) <= most))
+        chosen = (keys < limit) | (equal & (np.cumsum(equal, axis=1) <= most))
         chosen &= keys < self._search._impossible
-        worthwhile: Counts = children[chosen.any(axis=1)]
+        worthwhile: Counts = children[chosen.any(axis=0)]
         return worthwhile
 
     def _fill(self, above: int, row: int, wanted: int) -> list[tuple[int, int]]:
@@ -273,7 +312,7 @@ class _Tables:
         needed = wanted * search._nesting.ratios[depth]
         children = self._children(above, row, needed)
         seats: list[tuple[int, int]] = []
-        shares = _shares(self._keys[above + 1][children], needed, search._impossible)
+        shares = _shares(self._keys[above + 1][:, children], needed, search._impossible)
         for child, share in zip(children.tolist(), shares, strict=True):
             if share:
                 seats += self._fill(above + 1, child, share)
@@ -299,32 +338,30 @@ def _suffixes(keys: Keys, needed: int, impossible: int) -> list[Keys]:
     """Return the least keys of each number of blocks in the children from each one on; nothing fits after the last."""
     nothing = np.full(needed + 1, impossible, keys.dtype)
     nothing[0] = 0
-    width = min(keys.shape[1] - 1, needed)
+    width = min(len(keys) - 1, needed)
     #: Of so many blocks some child takes so many: what is left, and a place where nothing is possible for less than 0.
     left = np.arange(needed + 1) - np.arange(width + 1)[:, np.newaxis]
     left[left < 0] = needed + 1
     best = [nothing]
-    for child in keys[::-1]:
+    for child in keys[: width + 1].T[::-1]:
         rest = np.append(best[-1], impossible)[left]
-        best.append(np.minimum((rest + child[: width + 1, np.newaxis]).min(axis=0), impossible))
+        best.append(np.minimum((rest + child[:, np.newaxis]).min(axis=0), impossible))
     return best[::-1]
 
 
 def _shares(keys: Keys, needed: int, impossible: int) -> list[int]:
     """Return how many blocks each child takes in the best placement, and of equally good ones more in the first."""
-    if keys.shape[1] == 2:  # One each, of those with the least keys.
-        chosen = np.argsort(keys[:, 1], kind="stable")[:needed]
-        shares = np.zeros(len(keys), np.int64)
-        shares[chosen] = 1
-        return [int(share) for share in shares]
+    if len(keys) == 2:  # One each, of those with the least keys.
+        chosen = set(np.argsort(keys[1], kind="stable")[:needed].tolist())
+        return [int(child in chosen) for child in range(keys.shape[1])]
     best = _suffixes(keys, needed, impossible)
-    shares_: list[int] = []
-    for child, here, after in zip(keys, best, best[1:], strict=False):
+    shares: list[int] = []
+    for child, here, after in zip(keys.T, best, best[1:], strict=False):
         share = next(
             blocks
             for blocks in range(min(len(child) - 1, needed), -1, -1)
             if child[blocks] + after[needed - blocks] == here[needed]
         )
-        shares_.append(share)
+        shares.append(share)
         needed -= share
-    return shares_
+    return shares
