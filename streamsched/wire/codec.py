@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from functools import cache
 from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
 
 import orjson
@@ -150,10 +151,17 @@ def _present(value: Value) -> dict[str, Any]:
     """Return the fields of a value that are there. orjson asks for those of the values inside by itself."""
     fields = value.__dict__
     if None in fields.values():
-        fields = {name: field for name, field in fields.items() if field is not None}
+        told = _told_when_none(type(value))
+        fields = {name: field for name, field in fields.items() if field is not None or name in told}
     if float in map(type, fields.values()):  # It went round validation, and is not to become bytes.
         raise ValueError(f"a float among the fields of {value!r}; only whole numbers are written")
     return fields
+
+
+@cache
+def _told_when_none(model: type[Value]) -> frozenset[str]:
+    """Return the fields whose absence is read as something else than None."""
+    return frozenset(name for name, field in model.model_fields.items() if field.get_default() is not None)
 
 
 class _Family(Generic[V]):

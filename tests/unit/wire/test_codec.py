@@ -13,9 +13,10 @@ from pydantic import TypeAdapter
 
 from streamsched.errors import UnsupportedVersionError, WireError
 from streamsched.model.commands import Receipt, ReceiptStatus
-from streamsched.model.events import Rejected, Tick, Unreadable, WorkloadCancelled, WorkloadSubmitted
+from streamsched.model.events import PolicyAdopted, Rejected, Tick, Unreadable, WorkloadCancelled, WorkloadSubmitted
 from streamsched.model.identifiers import Reason
 from streamsched.model.ledger import Entry
+from streamsched.model.policy import Policy
 from streamsched.wire import codec
 from streamsched.wire.codec import EVENT_TYPES, REQUEST_MAX_BYTES, admit, decode, encode, read
 from streamsched.wire.refusals import RefusalCode
@@ -67,6 +68,14 @@ def test_canonical_bytes_are_sorted_and_leave_out_what_is_absent() -> None:
     assert encode(cancelled) == (
         b'{"seq":0,"src":"workloads.v1/0","type":"workload_cancelled","v":1,"workload":"llama"}'
     )
+
+
+def test_none_is_written_where_leaving_it_out_means_something_else() -> None:
+    """A guard that never fades is None, and 24 hours where nothing is said."""
+    adopted = PolicyAdopted(policy=Policy(guard_relaxation_ms=None), reason="a test")
+
+    assert b'"guard_relaxation_ms":null' in encode(adopted)
+    assert decode(encode(adopted)) == adopted
 
 
 def test_a_float_never_becomes_bytes() -> None:
