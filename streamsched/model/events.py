@@ -147,6 +147,11 @@ class WorkloadSubmitted(Fact):
         objection = objection_to_layers(self.topology.layers, self.ranks, "the gang")
         for group in self.topology.groups:
             objection = objection or objection_to_layers(group.layers, group.ranks, f"group {group.name!r}")
+            if group.gpus_per_rank is not None and group.gpus_per_rank < self.gpus_per_rank:
+                objection = objection or (
+                    f"groups: the ranks of {group.name!r} have {group.gpus_per_rank} GPUs, fewer than gpus_per_rank "
+                    f"({self.gpus_per_rank}); let that be the smallest"
+                )
         grouped = sum(group.ranks for group in self.topology.groups)
         if self.topology.groups and grouped != self.ranks:
             objection = objection or f"groups: they have {grouped} ranks together, and the gang has {self.ranks}"

@@ -112,7 +112,7 @@ class _Decision:
         size, ranks = workload.gpus_per_rank, workload.ranks
         if drafted.takeable.slots_on(size, nodes) < ranks:
             return
-        seats = place(drafted, ranks, size, nodes)
+        seats = place(state.policy, drafted, workload, nodes)
         found = _Found(seats) if seats is not None else None
         if found is None and (displaced := displace(state, drafted, workload, nodes)) is not None:
             found = _Found(*displaced)
@@ -275,7 +275,7 @@ class _Decision:
             for pool in state.inventory.candidates(wanted)
         ]
         for pool, nodes in pools:
-            seats = place(pool, ranks, gpus_per_rank, nodes)
+            seats = place(state.policy, pool, workload, nodes)
             if seats is not None:
                 return _Found(seats)
         if not allocated:

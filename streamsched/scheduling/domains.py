@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsched.model.topology import NODE
+from streamsched.scheduling.affinity import NoFit, seat_gang
+from streamsched.scheduling.placement import ask_of, order_of
 from streamsched.state.inventory import as_bits, as_truths
 
 if TYPE_CHECKING:
@@ -79,8 +81,6 @@ def ways_to_seat(
     if gang.topology is None:
         yield Way(0, (Part(nodes, gang.ranks, gang.gpus_per_rank),))
         return
-    from streamsched.scheduling.affinity import NoFit, ask_of, seat_gang
-
     usable = as_truths(nodes, len(pool.nodes))
     free = np.where(usable, pool.free.gpus, 0).astype(np.int64)
     unallocated = np.where(usable, pool.reclaimable.gpus, 0).astype(np.int64)
@@ -92,34 +92,31 @@ def ways_to_seat(
             for held in (*pool.preemptible(node).values(), *runs.values()):
                 mask |= held
             reach[index] = mask.bit_count()
-    tree = pool.pool.tree
+    yield from ways_within(policy, pool.pool.tree, gang, free, unallocated, reach)
+
+
+def ways_within(
+    policy: Policy, tree: PoolTree, gang: Workload, free: _Integers, unallocated: _Integers, reach: _Integers
+) -> Iterator[Way]:
+    """Yield where a gang with layers could sit, the cheapest first. The arrays are those of `cheapest_ways`.
+
+    Preferred layers are kept as far as all that may be freed allows. Unequal groups sit where the search puts them.
+    """
     found = seat_gang(tree, reach, ask_of(gang, policy))
     if isinstance(found, NoFit):
         return
-    if gang.topology.groups:
-        sizes = _sizes(gang)
-        order: list[tuple[int, int, int]] = []
-        for index, ranks in found.seats:
-            for _ in range(ranks):
-                order.append((index, 1, sizes[len(order)]))
+    if gang.topology is not None and gang.topology.groups:
+        order = order_of(gang, found.seats)
         wanted: dict[int, int] = {}
-        for index, _, gpus in order:
-            wanted[index] = wanted.get(index, 0) + gpus
-        parts = tuple(Part(1 << index, 1, gpus) for index, gpus in sorted(wanted.items()))
-        yield Way(0, parts, tuple(order))
+        for index, ranks, gpus in order:
+            wanted[index] = wanted.get(index, 0) + ranks * gpus
+        yield Way(0, tuple(Part(1 << index, 1, gpus) for index, gpus in sorted(wanted.items())), order)
         return
     blocks = [
         Block(len(tree.levels) if layer.level == NODE else tree.levels.index(layer.level), layer.ranks or gang.ranks)
         for layer in found.layers
     ]
     yield from cheapest_ways(tree, free, unallocated, reach, gang.gpus_per_rank, gang.ranks, blocks)
-
-
-def _sizes(gang: Workload) -> list[int]:
-    """Return the GPUs of each rank."""
-    if gang.topology is None or not gang.topology.groups:
-        return [gang.gpus_per_rank] * gang.ranks
-    return [group.gpus_per_rank or gang.gpus_per_rank for group in gang.topology.groups for _ in range(group.ranks)]
 
 
 def cheapest_ways(
@@ -148,17 +145,16 @@ def cheapest_ways(
     if not blocks:
         if len(price) >= ranks:
             chosen = np.lexsort((node, price))[:ranks]
-            parts = (Part(as_bits(reach >= gpus_per_rank), ranks, gpus_per_rank),)
-            yield Way(int(price[chosen].sum()), parts)
+            yield Way(int(price[chosen].sum()), (Part(as_bits(reach >= gpus_per_rank), ranks, gpus_per_rank),))
         return
     # From fine to coarse: what was found for one layer are the members of the blocks of the next.
     members: list[_Integers] = []
     size = 1
     for block in reversed(blocks):
-        domain = node if block.level == len(tree.levels) else tree.domain_of[block.level][node]
+        domain = node if block.level == len(tree.levels) else tree.domain_of[block.level][node].astype(np.int64)
         chosen = _grouped(domain, price, node, block.ranks // size)
         members.append(chosen)
-        price = price[chosen].sum(axis=1)
+        price = price[chosen].sum(axis=1).astype(np.int64)
         node = node[chosen].min(axis=1) if len(chosen) else node[:0]
         size = block.ranks
     needed = ranks // size
@@ -166,7 +162,7 @@ def cheapest_ways(
     if needed == 1:
         # The cheapest of each domain; another one in the same domain costs more.
         level = blocks[0].level
-        domain = node if level == len(tree.levels) else tree.domain_of[level][node]
+        domain = node if level == len(tree.levels) else tree.domain_of[level][node].astype(np.int64)
         seen: set[int] = set()
         for one in order.tolist():
             if int(domain[one]) not in seen:

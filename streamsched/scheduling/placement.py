@@ -1,8 +1,9 @@
 """Ranks onto nodes: where a gang sits, when its GPUs are free.
 
-A gang that fits on one node takes the node where it leaves the least; a larger one takes the emptiest nodes, so that
-it touches few, and its last ranks take the tightest. Among equal nodes the first by place goes first, and neighbours
-in the topology are neighbours in that order.
+Where the levels of a pool have names, or the gang has layers, `affinity.py` says where. Else a gang that fits on one
+node takes the node where it leaves the least; a larger one takes the emptiest nodes, so that it touches few, and its
+last ranks take the tightest. Among equal nodes the first by place goes first, and neighbours in the topology are
+neighbours in that order.
 """
 
 from __future__ import annotations
@@ -10,14 +11,24 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from streamsched.model.events import Seat
-from streamsched.state.inventory import MAX_GPUS
+from streamsched.model.policy import ReserveUse
+from streamsched.model.topology import TopologyRequest
+from streamsched.scheduling.affinity import Ask, NoFit, reserve_places, seat_gang
+from streamsched.state.inventory import MAX_GPUS, as_truths
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from numpy.typing import NDArray
+
+    from streamsched.model.policy import DomainReserve, Policy
     from streamsched.scheduling.draft import DraftPool
     from streamsched.state.inventory import Node
+    from streamsched.state.topology import PoolTree
+    from streamsched.state.workloads import Workload
 
 #: A node, and the GPUs that ranks take of it.
 Share = tuple["Node", int]
@@ -39,17 +50,20 @@ def lowest_bits(mask: int, count: int) -> int:
     return chosen
 
 
-def place(pool: DraftPool, ranks: int, gpus_per_rank: int, nodes: int) -> tuple[Seat, ...] | None:
+def place(policy: Policy, pool: DraftPool, gang: Workload, nodes: int) -> tuple[Seat, ...] | None:
     """Seat a gang on free GPUs and take them; None, and nothing is taken, when it does not fit.
 
     Args:
+        policy: The one in force.
         pool: Where to look; changed when the gang fits.
-        ranks: Gang size.
-        gpus_per_rank: GPUs of each rank, on one node.
+        gang: Who asks.
         nodes: The nodes that may be used, as bits.
     """
+    ranks, gpus_per_rank = gang.ranks, gang.gpus_per_rank
     if pool.free.slots_on(gpus_per_rank, nodes) < ranks:
         return None
+    if gang.topology is not None or pool.pool.levels:
+        return _place_by_topology(policy, pool, gang, nodes)
     shares: list[tuple[Node, int]] = []
     left = ranks
     while left:
@@ -63,6 +77,83 @@ def place(pool: DraftPool, ranks: int, gpus_per_rank: int, nodes: int) -> tuple[
         shares.append((node, mask))
         left -= here
     return seats_of(shares, gpus_per_rank)
+
+
+def _place_by_topology(policy: Policy, pool: DraftPool, gang: Workload, nodes: int) -> tuple[Seat, ...] | None:
+    """Seat a gang as its layers and the domains of the pool want it."""
+    free = np.where(as_truths(nodes, len(pool.nodes)), pool.free.gpus, 0)
+    reserve = reserve_for(policy, pool, gang, free)
+    found = seat_gang(pool.pool.tree, free, ask_of(gang, policy), reserve)
+    if isinstance(found, NoFit):
+        return None
+    order = order_of(gang, found.seats)
+    wanted: dict[int, int] = {}
+    for index, ranks, gpus in order:
+        wanted[index] = wanted.get(index, 0) + ranks * gpus
+    masks: dict[int, tuple[Node, int]] = {}
+    for index, gpus in wanted.items():
+        node = pool.nodes[index]
+        mask = lowest_bits(pool.free_mask(node), gpus)
+        pool.take(node, mask)
+        masks[index] = (node, mask)
+    return seats_in_order(order, masks)
+
+
+def ask_of(gang: Workload, policy: Policy) -> Ask:
+    """Return what a gang asks of the topology; where it leaves that open, the policy says."""
+    asked = gang.topology or TopologyRequest()
+    return Ask(
+        ranks=gang.ranks,
+        gpus_per_rank=gang.gpus_per_rank,
+        layers=asked.layers,
+        groups=asked.groups,
+        preference=asked.preference or policy.preference,
+        score=policy.fragment_score,
+        symmetric=asked.symmetric,
+    )
+
+
+def reserve_for(
+    policy: Policy, pool: DraftPool, gang: Workload, free: NDArray[np.int16], *, recovers: bool = False
+) -> NDArray[np.int32] | None:
+    """Return the nodes that a gang may use only when it fits nowhere else; what it may not use is taken out of `free`.
+
+    Args:
+        policy: Its reserves.
+        pool: Where to look.
+        gang: Who asks.
+        free: GPUs that each node offers to it; changed.
+        recovers: Whether it lost a node and asks for another.
+    """
+    own: list[DomainReserve] = []
+    others: list[DomainReserve] = []
+    for reserve in policy.domain_reserves:
+        may_use = (
+            recovers
+            or reserve.use is ReserveUse.ANY
+            or (reserve.priority is not None and gang.is_allocated and gang.priority >= reserve.priority)
+        )
+        (own if may_use else others).append(reserve)
+    if not own and not others:
+        return None
+    tree = pool.pool.tree
+    idle = free == np.array([node.gpus for node in pool.nodes], np.int16)
+    if others:
+        free[_places(tree, idle, others) > 0] = 0
+    return _places(tree, idle, own) if own else None
+
+
+def _places(tree: PoolTree, idle: NDArray[np.bool_], reserves: list[DomainReserve]) -> NDArray[np.int32]:
+    return reserve_places(tree, idle, [(reserve.level, reserve.domain, reserve.nodes) for reserve in reserves])
+
+
+def order_of(gang: Workload, seats: Iterable[tuple[int, int]]) -> tuple[tuple[int, int, int], ...]:
+    """Return node index, ranks there and GPUs of each, in rank order, of seats as the search gives them."""
+    if gang.topology is None or not gang.topology.groups:
+        return tuple((index, ranks, gang.gpus_per_rank) for index, ranks in seats)
+    sizes = [group.gpus_per_rank or gang.gpus_per_rank for group in gang.topology.groups for _ in range(group.ranks)]
+    singly = [index for index, ranks in seats for _ in range(ranks)]
+    return tuple((index, 1, gpus) for index, gpus in zip(singly, sizes, strict=True))
 
 
 def seats_of(shares: list[Share], gpus_per_rank: int) -> tuple[Seat, ...]:

@@ -9,13 +9,21 @@ Source: `fair-share.md`, section 4.8.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
+from streamsched.scheduling.affinity import Seating, seat_gang
+from streamsched.scheduling.domains import ways_within
 from streamsched.scheduling.guard import may_take_from
+from streamsched.scheduling.placement import ask_of
 from streamsched.scheduling.preemption import Shortage
 from streamsched.state.workloads import Phase
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from streamsched.scheduling.draft import Draft
     from streamsched.state.inventory import Node, Pool
     from streamsched.state.usage import Budget
@@ -75,6 +83,8 @@ def promise(
         if clearing is not None:
             clearings.append(clearing)
     clearings.sort()
+    if claimant.topology is not None:
+        return _promise_of_domains(draft, pool, claimant, clearings)
     seated, start_ms = 0, 0
     for clearing in clearings:
         seated += clearing.ranks
@@ -84,18 +94,53 @@ def promise(
     else:
         return Shortage(claimant.ranks - seated)
     in_time = [clearing for clearing in clearings if clearing.at_ms <= start_ms]
-    in_time.sort(key=lambda clearing: (clearing.evicted_gpus * claimant.gpus // clearing.ranks, clearing[:3]))
+    return _promised(_least_evicted(in_time, claimant, claimant.ranks), start_ms)
+
+
+def _promise_of_domains(draft: Draft, pool: Pool, claimant: Workload, clearings: list[_Clearing]) -> Promise | Shortage:
+    """Return the earliest promise of nodes in the domains that a gang needs; they are in the order of their moments."""
+    tree, policy = pool.tree, draft.state.policy
+    moments = sorted({clearing.at_ms for clearing in clearings})
+
+    def room(until_ms: int, *, evicting: bool = True) -> NDArray[np.int64]:
+        gpus = np.zeros(len(pool.nodes), np.int64)
+        for clearing in clearings:
+            if clearing.at_ms <= until_ms and (evicting or not clearing.evicted_gpus):
+                gpus[clearing.place] = clearing.ranks * claimant.gpus_per_rank
+        return gpus
+
+    def fits(until_ms: int) -> bool:
+        return isinstance(seat_gang(tree, room(until_ms), ask_of(claimant, policy)), Seating)
+
+    if not moments or not fits(moments[-1]):
+        return Shortage(1)
+    start_ms = moments[bisect_left(moments, True, key=fits)]
+    free = room(start_ms, evicting=False)
+    way = next(ways_within(policy, tree, claimant, free, free, room(start_ms)))
     chosen: list[_Clearing] = []
-    seated = 0
-    for clearing in in_time:
-        if seated >= claimant.ranks:
+    for part in way.parts:
+        here = [one for one in clearings if one.at_ms <= start_ms and part.nodes >> one.place & 1]
+        chosen.extend(_least_evicted(here, claimant, part.ranks))
+    return _promised(chosen, start_ms)
+
+
+def _least_evicted(clearings: list[_Clearing], claimant: Workload, ranks: int) -> list[_Clearing]:
+    """Return the nodes for so many ranks for which the fewest allocated GPUs must go."""
+    chosen: list[_Clearing] = []
+    for clearing in sorted(
+        clearings, key=lambda clearing: (clearing.evicted_gpus * claimant.gpus // clearing.ranks, clearing[:3])
+    ):
+        if ranks <= 0:
             break
         chosen.append(clearing)
-        seated += clearing.ranks
+        ranks -= clearing.ranks
+    return chosen
+
+
+def _promised(chosen: list[_Clearing], start_ms: int) -> Promise:
     chosen.sort(key=lambda clearing: clearing.place)
-    return Promise(
-        tuple(clearing.node.id for clearing in chosen), start_ms, sum(clearing.evicted_gpus for clearing in chosen)
-    )
+    evicted = sum(clearing.evicted_gpus for clearing in chosen)
+    return Promise(tuple(clearing.node.id for clearing in chosen), start_ms, evicted)
 
 
 def _clearing(
