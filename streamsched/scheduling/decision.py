@@ -16,13 +16,13 @@ from streamsched.model.events import (
     ProposedReservation,
     RoundProposed,
     Seat,
-    ShareLine,
     TakeRule,
     Victim,
+    trusted,
 )
 from streamsched.model.policy import UsageMode
 from streamsched.scheduling.draft import Draft, is_short
-from streamsched.scheduling.fair_share import Turns, stand
+from streamsched.scheduling.fair_share import Turns, share_lines, stand
 from streamsched.scheduling.guard import Offer, guard_of, offers_to
 from streamsched.scheduling.placement import place
 from streamsched.scheduling.preemption import Shortage, displace, preempt
@@ -31,6 +31,7 @@ from streamsched.state.disruption import DisruptionBudget
 
 if TYPE_CHECKING:
     from streamsched.scheduling.draft import DraftPool
+    from streamsched.scheduling.fair_share import Standing
     from streamsched.scheduling.memory import Memory
     from streamsched.state.backlog import Backlog, ShapeQueue
     from streamsched.state.cluster import ClusterState
@@ -38,6 +39,12 @@ if TYPE_CHECKING:
     from streamsched.state.reservations import Reservation
     from streamsched.state.usage import Budget
     from streamsched.state.workloads import Shape, Workload
+
+    #: The budgets on the way to a leaf, from below the root on, with what they stand at.
+    Path = list[tuple[Budget, Standing]]
+
+_placement = trusted(ProposedPlacement)
+_proposal = trusted(RoundProposed)
 
 
 def decide(state: ClusterState, memory: Memory | None = None) -> RoundProposed | None:
@@ -61,7 +68,7 @@ def decide(state: ClusterState, memory: Memory | None = None) -> RoundProposed |
             decision.settle(backlog, allocated=allocated)
     if not decision.placements and not decision.reservations:
         return None
-    return RoundProposed(
+    return _proposal(
         round=state.closed_round + 1,
         based_on=state.next_cursor,
         policy_version=state.policy_version,
@@ -123,7 +130,7 @@ class _Decision:
                 return
             found = _Found(preempted.seats, preempted.victims, preempted.over_cap)
         self.seated.add(workload.id)
-        self._give(workload, found, self._shares(workload.budget))
+        self._give(workload, found, self._path_to(workload.budget))
 
     def _on(self, pool: Pool, nodes: int) -> list[tuple[Budget, dict[RunKey, Workload]]]:
         """Return the runs past protection on some nodes, by leaf."""
@@ -134,19 +141,9 @@ class _Decision:
                 by_leaf.setdefault(workload.budget, {})[key] = workload
         return sorted(by_leaf.items(), key=lambda item: item[0].id)
 
-    def _shares(self, leaf: Budget) -> tuple[ShareLine, ...]:
+    def _path_to(self, leaf: Budget) -> Path:
         """Return how a leaf and those above it stand, where there was no turn to take."""
-        return tuple(
-            ShareLine(
-                budget=budget.id,
-                charged_gpu_ms=standing.charged,
-                committed_gpu_ms=standing.committed,
-                entitled_gpu_ms=standing.entitled,
-                siblings=max(1, len(budget.parent.children) if budget.parent is not None else 1),
-            )
-            for budget in reversed(leaf.path[:-1])
-            for standing in (stand(self.draft, budget),)
-        )
+        return [(budget, stand(self.draft, budget)) for budget in reversed(leaf.path[:-1])]
 
     # --- the walk ---
 
@@ -170,16 +167,16 @@ class _Decision:
             turn = turns.next()
             if turn is None:
                 return
-            queue, key, shares = turn
+            queue, key, path = turn
             workload = self.state.workloads[key[3]]
             is_idle = (
                 workload.id in self.seated
                 or self._is_full(workload)
                 or (allocated and self.memory is not None and self.memory.still_blocks(draft, workload))
             )
-            found = None if is_idle else self._seat(workload, queue.shape, shares)
+            found = None if is_idle else self._seat(workload, queue.shape, path)
             if found is not None:
-                self._give(workload, found, shares)
+                self._give(workload, found, path)
                 taken = draft.taken[queue] = draft.taken.get(queue, 0) + 1
             else:
                 taken = draft.taken[queue] = queue.next_order(draft.taken.get(queue, 0))
@@ -220,14 +217,14 @@ class _Decision:
             position = queue.next_order(position)
         return False
 
-    def _give(self, workload: Workload, found: _Found, shares: tuple[ShareLine, ...]) -> None:
+    def _give(self, workload: Workload, found: _Found, path: Path) -> None:
         self.placements.append(
-            ProposedPlacement(
+            _placement(
                 workload=workload.id,
                 attempt=workload.attempt + 1,
                 seats=found.seats,
                 victims=found.victims,
-                shares=shares,
+                shares=share_lines(path),
                 over_cap=found.over_cap,
             )
         )
@@ -266,7 +263,7 @@ class _Decision:
     def _may_reserve(self) -> bool:
         return len(self.state.reservations) + len(self.reservations) < self.state.policy.reservations
 
-    def _seat(self, workload: Workload, shape: Shape, shares: tuple[ShareLine, ...]) -> _Found | None:
+    def _seat(self, workload: Workload, shape: Shape, path: Path) -> _Found | None:
         """Seat a gang on the first pool where it can be done with the least harm; else, perhaps, reserve for it."""
         wanted, gpus_per_rank, ranks, _, _ = shape
         state, draft, allocated = self.state, self.draft, workload.is_allocated
@@ -299,7 +296,7 @@ class _Decision:
                 if found is not None:
                     return found
         asks = reserves and waited_ms >= state.policy.reserve_after_ms and self._may_reserve()
-        if asks and any(self._reserve(workload, pool, nodes, shares) for pool, nodes in pools):
+        if asks and any(self._reserve(workload, pool, nodes, path) for pool, nodes in pools):
             return None
         if self.memory is not None and not self.placements and not self.reservations:
             self.memory.note(
@@ -356,7 +353,7 @@ class _Decision:
         draft.preempted[pool.pool.id] = spent + preempted.allocated_gpus
         return _Found(preempted.seats, preempted.victims, preempted.over_cap)
 
-    def _reserve(self, workload: Workload, pool: DraftPool, nodes: int, shares: tuple[ShareLine, ...]) -> bool:
+    def _reserve(self, workload: Workload, pool: DraftPool, nodes: int, path: Path) -> bool:
         """Reserve nodes for a gang that needs several, if enough of them can be had at all."""
         draft = self.draft
         if not spans_nodes(pool.pool, workload.ranks, workload.gpus_per_rank):
@@ -379,7 +376,7 @@ class _Decision:
                 nodes=promised.nodes,
                 start_ms=promised.start_ms,
                 evicted_gpus=promised.evicted_gpus,
-                shares=shares,
+                shares=share_lines(path),
             )
         )
         return True

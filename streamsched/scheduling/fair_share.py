@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from streamsched.model.events import ShareLine
+from streamsched.model.events import ShareLine, trusted
 from streamsched.model.policy import Order, UsageMode
 from streamsched.model.quantities import WHOLE
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from streamsched.state.backlog import ShapeQueue
     from streamsched.state.usage import Budget
     from streamsched.state.workloads import QueueKey
+
+_share_line = trusted(ShareLine)
 
 
 class Standing(NamedTuple):
@@ -81,6 +83,20 @@ def stand(draft: Draft, budget: Budget) -> Standing:
     return known
 
 
+def share_lines(path: Iterable[tuple[Budget, Standing]]) -> tuple[ShareLine, ...]:
+    """Return how the budgets on the way to a leaf stand, as a proposal says it."""
+    return tuple(
+        _share_line(
+            budget=budget.id,
+            charged_gpu_ms=standing.charged,
+            committed_gpu_ms=standing.committed,
+            entitled_gpu_ms=standing.entitled,
+            siblings=max(1, len(budget.parent.children) if budget.parent is not None else 1),
+        )
+        for budget, standing in path
+    )
+
+
 def comes_before(one: Standing, other: Standing) -> bool | None:
     """Return whether the first goes before the other; None when they stand equal.
 
@@ -133,27 +149,26 @@ class Turns:
                 children.append(child)
                 child = budget
 
-    def next(self) -> tuple[ShapeQueue, QueueKey, tuple[ShareLine, ...]] | None:
-        """Return the candidate whose turn it is, its queue, and why; None when nothing is left."""
+    def next(self) -> tuple[ShapeQueue, QueueKey, list[tuple[Budget, Standing]]] | None:
+        """Return the candidate whose turn it is, its queue, and how the budgets on the way to it stand.
+
+        None when nothing is left.
+        """
         if not self._queues:
             return None
         budget = self._draft.state.budgets.root
-        lines: list[ShareLine] = []
+        path: list[tuple[Budget, Standing]] = []
         while budget not in self._queues:
-            children = self._below[budget]
-            budget, used = self._first(children)
-            lines.append(
-                ShareLine(
-                    budget=budget.id,
-                    charged_gpu_ms=used[0],
-                    committed_gpu_ms=used[1],
-                    entitled_gpu_ms=used[2],
-                    siblings=max(1, len(budget.parent.children) if budget.parent is not None else 1),
-                )
-            )
+            budget, standing = self._first(self._below[budget])
+            path.append((budget, standing))
         taken = self._draft.taken
-        queue = min(self._queues[budget], key=lambda queue: queue.entries[taken.get(queue, 0)])
-        return queue, queue.entries[taken.get(queue, 0)], tuple(lines)
+        first, *others = self._queues[budget]
+        key: QueueKey = first.entries[taken.get(first, 0)]
+        for queue in others:
+            other: QueueKey = queue.entries[taken.get(queue, 0)]
+            if other < key:
+                first, key = queue, other
+        return first, key, path
 
     def drop(self, queue: ShapeQueue) -> None:
         """Take out a queue of which nothing is left."""

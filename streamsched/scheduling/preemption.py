@@ -12,7 +12,7 @@ from __future__ import annotations
 from heapq import heappop, heappush, heapreplace
 from typing import TYPE_CHECKING, NamedTuple
 
-from streamsched.model.events import Comparison, Seat, Victim
+from streamsched.model.events import Comparison, Seat, Victim, trusted
 from streamsched.scheduling.domains import ALLOCATED_PRICE, ways_to_seat
 from streamsched.scheduling.placement import lowest_bits, seats_in_order, seats_of
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from streamsched.state.cluster import ClusterState
     from streamsched.state.inventory import Node, RunKey
     from streamsched.state.workloads import Run, Workload
+
+_victim = trusted(Victim)
 
 #: What stopping some runs costs: allocated GPUs, all GPUs, gangs, and how much they are preferred to be left alone.
 Cost = tuple[int, int, int, int]
@@ -390,7 +392,7 @@ class _Search:
             until_ms = self.chosen[key].protected_until_ms
             if because is not None and until_ms is not None:
                 because = because.model_copy(update={"protected_until_ms": until_ms})
-            victims.append(Victim(workload=key[0], attempt=key[1], because=because))
+            victims.append(_victim(workload=key[0], attempt=key[1], because=because))
         return tuple(victims)
 
     # --- steps ---
