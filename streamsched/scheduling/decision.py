@@ -22,7 +22,7 @@ from streamsched.model.events import (
 )
 from streamsched.model.policy import UsageMode
 from streamsched.scheduling.draft import Draft, is_short
-from streamsched.scheduling.fair_share import Turns, share_lines, stand
+from streamsched.scheduling.fair_share import Turns, share_lines
 from streamsched.scheduling.guard import Offer, guard_of, offers_to
 from streamsched.scheduling.placement import place
 from streamsched.scheduling.preemption import Shortage, displace, preempt
@@ -31,7 +31,6 @@ from streamsched.state.disruption import DisruptionBudget
 
 if TYPE_CHECKING:
     from streamsched.scheduling.draft import DraftPool
-    from streamsched.scheduling.fair_share import Standing
     from streamsched.scheduling.memory import Memory
     from streamsched.state.backlog import Backlog, ShapeQueue
     from streamsched.state.cluster import ClusterState
@@ -39,9 +38,6 @@ if TYPE_CHECKING:
     from streamsched.state.reservations import Reservation
     from streamsched.state.usage import Budget
     from streamsched.state.workloads import Shape, Workload
-
-    #: The budgets on the way to a leaf, from below the root on, with what they stand at.
-    Path = list[tuple[Budget, Standing]]
 
 _placement = trusted(ProposedPlacement)
 _proposal = trusted(RoundProposed)
@@ -130,7 +126,7 @@ class _Decision:
                 return
             found = _Found(preempted.seats, preempted.victims, preempted.over_cap)
         self.seated.add(workload.id)
-        self._give(workload, found, self._path_to(workload.budget))
+        self._give(workload, found)
 
     def _on(self, pool: Pool, nodes: int) -> list[tuple[Budget, dict[RunKey, Workload]]]:
         """Return the runs past protection on some nodes, by leaf."""
@@ -141,22 +137,18 @@ class _Decision:
                 by_leaf.setdefault(workload.budget, {})[key] = workload
         return sorted(by_leaf.items(), key=lambda item: item[0].id)
 
-    def _path_to(self, leaf: Budget) -> Path:
-        """Return how a leaf and those above it stand, where there was no turn to take."""
-        return [(budget, stand(self.draft, budget)) for budget in reversed(leaf.path[:-1])]
-
     # --- the walk ---
 
     def settle(self, backlog: Backlog, *, allocated: bool) -> None:
         """Serve one class in its order, until nothing more can be done for anybody or the proposal is full."""
         draft = self.draft
         limit = self.state.policy.placements_per_round
-        hopeful: dict[Shape, list[ShapeQueue]] = {
-            shape: [queue for queue in queues.values() if self._is_open(queue, allocated=allocated)]
-            for shape, queues in backlog.by_shape.items()
-            if self._is_hopeful(shape, allocated=allocated)
-        }
-        hopeful = {shape: queues for shape, queues in hopeful.items() if queues}
+        hopeful: dict[Shape, list[ShapeQueue]] = {}
+        for shape, queues in backlog.by_shape.items():
+            if self._is_hopeful(shape, allocated=allocated):
+                open_ones = [queue for queue in queues.values() if self._is_open(queue, allocated=allocated)]
+                if open_ones:
+                    hopeful[shape] = open_ones
         # A queue that is blocked now keeps its turn where another is not: what is given before it may open it.
         if allocated and not any(self._is_worth_a_look(queue) for queues in hopeful.values() for queue in queues):
             return
@@ -167,16 +159,16 @@ class _Decision:
             turn = turns.next()
             if turn is None:
                 return
-            queue, key, path = turn
+            queue, key = turn
             workload = self.state.workloads[key[3]]
             is_idle = (
                 workload.id in self.seated
                 or self._is_full(workload)
                 or (allocated and self.memory is not None and self.memory.still_blocks(draft, workload))
             )
-            found = None if is_idle else self._seat(workload, queue.shape, path)
+            found = None if is_idle else self._seat(workload, queue.shape)
             if found is not None:
-                self._give(workload, found, path)
+                self._give(workload, found)
                 taken = draft.taken[queue] = draft.taken.get(queue, 0) + 1
             else:
                 taken = draft.taken[queue] = queue.next_order(draft.taken.get(queue, 0))
@@ -217,14 +209,14 @@ class _Decision:
             position = queue.next_order(position)
         return False
 
-    def _give(self, workload: Workload, found: _Found, path: Path) -> None:
+    def _give(self, workload: Workload, found: _Found) -> None:
         self.placements.append(
             _placement(
                 workload=workload.id,
                 attempt=workload.attempt + 1,
                 seats=found.seats,
                 victims=found.victims,
-                shares=share_lines(path),
+                shares=share_lines(self.draft, workload.budget, allocated=workload.is_allocated),
                 over_cap=found.over_cap,
             )
         )
@@ -245,25 +237,26 @@ class _Decision:
         Exact for unallocated work. For gangs that need several nodes, a reservation may be possible in any case.
         """
         wanted, gpus_per_rank, ranks, _, _ = shape
+        draft = self.draft
+        may_reserve = allocated and self._may_reserve()
         for pool in self.state.inventory.candidates(wanted):
-            if allocated and self._may_reserve() and spans_nodes(pool, ranks, gpus_per_rank):
+            if may_reserve and spans_nodes(pool, ranks, gpus_per_rank):
                 return True
-            drafted = self.draft.pools.get(pool.id)
-            source = pool if drafted is None else drafted
+            source = draft.pools.get(pool.id, pool)
             room = source.takeable if allocated else source.free
             if room.slots(gpus_per_rank) < ranks:
                 continue
             # A claimant may use the nodes that are reserved for it, so with reservations this is only a first look.
             if allocated and self.state.reservations:
                 return True
-            if room.slots_on(gpus_per_rank, self.draft.nodes_for(pool, shape, allocated=allocated)) >= ranks:
+            if room.slots_on(gpus_per_rank, draft.nodes_for(pool, shape, allocated=allocated)) >= ranks:
                 return True
         return False
 
     def _may_reserve(self) -> bool:
         return len(self.state.reservations) + len(self.reservations) < self.state.policy.reservations
 
-    def _seat(self, workload: Workload, shape: Shape, path: Path) -> _Found | None:
+    def _seat(self, workload: Workload, shape: Shape) -> _Found | None:
         """Seat a gang on the first pool where it can be done with the least harm; else, perhaps, reserve for it."""
         wanted, gpus_per_rank, ranks, _, _ = shape
         state, draft, allocated = self.state, self.draft, workload.is_allocated
@@ -296,7 +289,7 @@ class _Decision:
                 if found is not None:
                     return found
         asks = reserves and waited_ms >= state.policy.reserve_after_ms and self._may_reserve()
-        if asks and any(self._reserve(workload, pool, nodes, path) for pool, nodes in pools):
+        if asks and any(self._reserve(workload, pool, nodes) for pool, nodes in pools):
             return None
         if self.memory is not None and not self.placements and not self.reservations:
             self.memory.note(
@@ -353,7 +346,7 @@ class _Decision:
         draft.preempted[pool.pool.id] = spent + preempted.allocated_gpus
         return _Found(preempted.seats, preempted.victims, preempted.over_cap)
 
-    def _reserve(self, workload: Workload, pool: DraftPool, nodes: int, path: Path) -> bool:
+    def _reserve(self, workload: Workload, pool: DraftPool, nodes: int) -> bool:
         """Reserve nodes for a gang that needs several, if enough of them can be had at all."""
         draft = self.draft
         if not spans_nodes(pool.pool, workload.ranks, workload.gpus_per_rank):
@@ -376,7 +369,7 @@ class _Decision:
                 nodes=promised.nodes,
                 start_ms=promised.start_ms,
                 evicted_gpus=promised.evicted_gpus,
-                shares=share_lines(path),
+                shares=share_lines(draft, workload.budget, allocated=True),
             )
         )
         return True

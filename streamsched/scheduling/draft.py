@@ -6,6 +6,7 @@ decision touches have an entry of their own.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -93,7 +94,6 @@ class Draft:
     """A decision in the making: the state, and what is no longer there for whoever comes next."""
 
     __slots__ = (
-        "_headroom",
         "_nodes_for",
         "_reserved",
         "committed",
@@ -127,7 +127,6 @@ class Draft:
         #: What allocated budgets stand at, as far as that was asked since they were last given something.
         self.standings: dict[Budget, Standing] = {}
         self._nodes_for: dict[tuple[str, Shape, bool, str | None], int] = {}
-        self._headroom: dict[str, int] = {}
         self._reserved: dict[str, int] = {}
         #: How many workloads were taken from the front of each queue, by leaf and shape.
         self.taken: dict[object, int] = {}
@@ -189,7 +188,7 @@ class Draft:
         nodes = pool.working
         headroom = self.headroom(pool)
         if headroom and allocated and not is_short(shape, state.policy):
-            beside = sum(1 for node in self.each(pool, headroom) for _ in range(node.gpus // shape[1]))
+            beside = sum([node.gpus // shape[1] for node in self.each(pool, headroom)])
             if pool.healthy.slots(shape[1]) - beside >= shape[2]:
                 nodes &= ~headroom
         for promise in state.reservations.values():
@@ -207,18 +206,7 @@ class Draft:
 
         One for each so many nodes, to the nearest whole number.
         """
-        known = self._headroom.get(pool.id)
-        if known is None:
-            per = self.state.policy.nodes_per_headroom_node
-            left = (pool.working.bit_count() + per // 2) // per if per else 0
-            rest, known = pool.working, 0
-            while left:
-                bit = 1 << rest.bit_length() - 1
-                known |= bit
-                rest ^= bit
-                left -= 1
-            self._headroom[pool.id] = known
-        return known
+        return _last_nodes(pool.working, self.state.policy.nodes_per_headroom_node)
 
     def reserved(self, promise: Reservation) -> int:
         """Return the nodes of a reservation, as bits."""
@@ -237,6 +225,23 @@ class Draft:
             bit = nodes & -nodes
             nodes ^= bit
             yield pool.nodes[bit.bit_length() - 1]
+
+
+@lru_cache(maxsize=64)
+def _last_nodes(nodes: int, per: int) -> int:
+    """Return the last of some nodes, one for each so many of them; the same are asked for by decision after decision.
+
+    >>> bin(_last_nodes(0b111011, 2))
+    '0b111000'
+    """
+    left = (nodes.bit_count() + per // 2) // per if per else 0
+    chosen = 0
+    while left:
+        bit = 1 << nodes.bit_length() - 1
+        chosen |= bit
+        nodes ^= bit
+        left -= 1
+    return chosen
 
 
 def is_short(shape: Shape, policy: Policy) -> bool:

@@ -83,18 +83,21 @@ def stand(draft: Draft, budget: Budget) -> Standing:
     return known
 
 
-def share_lines(path: Iterable[tuple[Budget, Standing]]) -> tuple[ShareLine, ...]:
-    """Return how the budgets on the way to a leaf stand, as a proposal says it."""
-    return tuple(
-        _share_line(
-            budget=budget.id,
-            charged_gpu_ms=standing.charged,
-            committed_gpu_ms=standing.committed,
-            entitled_gpu_ms=standing.entitled,
-            siblings=max(1, len(budget.parent.children) if budget.parent is not None else 1),
+def share_lines(draft: Draft, leaf: Budget, *, allocated: bool) -> tuple[ShareLine, ...]:
+    """Return how a leaf and those above it stand now, the one below the root first."""
+    lines: list[ShareLine] = []
+    for budget in leaf.path[-2::-1]:
+        now = stand(draft, budget) if allocated else standing(budget, draft, allocated=False)
+        lines.append(
+            _share_line(
+                budget=budget.id,
+                charged_gpu_ms=now.charged,
+                committed_gpu_ms=now.committed,
+                entitled_gpu_ms=now.entitled,
+                siblings=max(1, len(budget.parent.children) if budget.parent is not None else 1),
+            )
         )
-        for budget, standing in path
-    )
+    return tuple(lines)
 
 
 def comes_before(one: Standing, other: Standing) -> bool | None:
@@ -149,18 +152,13 @@ class Turns:
                 children.append(child)
                 child = budget
 
-    def next(self) -> tuple[ShapeQueue, QueueKey, list[tuple[Budget, Standing]]] | None:
-        """Return the candidate whose turn it is, its queue, and how the budgets on the way to it stand.
-
-        None when nothing is left.
-        """
+    def next(self) -> tuple[ShapeQueue, QueueKey] | None:
+        """Return the candidate whose turn it is, and its queue; None when nothing is left."""
         if not self._queues:
             return None
         budget = self._draft.state.budgets.root
-        path: list[tuple[Budget, Standing]] = []
         while budget not in self._queues:
-            budget, standing = self._first(self._below[budget])
-            path.append((budget, standing))
+            budget = self._first(self._below[budget])
         taken = self._draft.taken
         first, *others = self._queues[budget]
         key: QueueKey = first.entries[taken.get(first, 0)]
@@ -168,7 +166,7 @@ class Turns:
             other: QueueKey = queue.entries[taken.get(queue, 0)]
             if other < key:
                 first, key = queue, other
-        return first, key, path
+        return first, key
 
     def drop(self, queue: ShapeQueue) -> None:
         """Take out a queue of which nothing is left."""
@@ -187,8 +185,10 @@ class Turns:
             del self._below[budget]
             child = budget
 
-    def _first(self, children: list[Budget]) -> tuple[Budget, Standing]:
+    def _first(self, children: list[Budget]) -> Budget:
         best = children[0]
+        if len(children) == 1:
+            return best
         best_standing = self._stand(best)
         for child in children[1:]:
             other = self._stand(child)
@@ -197,7 +197,7 @@ class Turns:
                 before = (self._oldest(child), child.id) < (self._oldest(best), best.id)
             if before:
                 best, best_standing = child, other
-        return best, best_standing
+        return best
 
     def _stand(self, budget: Budget) -> Standing:
         return stand(self._draft, budget) if self.allocated else standing(budget, self._draft, allocated=False)

@@ -50,8 +50,7 @@ class _Clearing(NamedTuple):
 
 def spans_nodes(pool: Pool, ranks: int, gpus_per_rank: int) -> bool:
     """Whether a gang needs more than one node of a pool."""
-    largest = max((gpus for gpus, nodes in enumerate(pool.installed.counts) if nodes), default=0)
-    return ranks > largest // gpus_per_rank
+    return ranks > pool.installed.largest // gpus_per_rank
 
 
 def promise(

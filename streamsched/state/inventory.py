@@ -236,6 +236,14 @@ class Sizes:
         self.counts[gpus] += nodes
         self._slots.clear()
 
+    @property
+    def largest(self) -> int:
+        """The most GPUs that one of them has; 0 when there are no nodes."""
+        gpus = MAX_GPUS
+        while gpus and not self.counts[gpus]:
+            gpus -= 1
+        return gpus
+
     def slots(self, gpus_per_rank: int) -> int:
         """Return how many ranks of that size fit, all nodes together."""
         known = self._slots.get(gpus_per_rank)
