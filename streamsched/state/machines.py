@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from streamsched.model.commands import NodeEmptied, Receipt, ReceiptStatus, StopReason
 from streamsched.model.events import Drain, NodeHealth
 from streamsched.model.identifiers import command_order
-from streamsched.state import rounds, runs
+from streamsched.state import rounds, runs, straddling
 from streamsched.state.inventory import Node
 from streamsched.state.reasons import Ignored
 from streamsched.state.workloads import Phase, is_unprotected
@@ -227,10 +227,13 @@ def _answer(state: ClusterState, fact: NodeDrainChanged, objection: str | None) 
 
 def relabel(state: ClusterState, fact: NodesRelabelled) -> None:
     """Put nodes where somebody says that they are; what runs or is planned there stays."""
+    there: dict[str, None] = {}
+    unknown: list[str] = []
     for label in fact.labels:
         node = state.nodes.get(label.node)
         if node is None:
             state.ignore(Ignored.UNKNOWN_NODE)
+            unknown.append(label.node)
             continue
         if node.labels == (label.tree, label.domains):
             state.ignore(Ignored.ALREADY_SO)
@@ -241,6 +244,22 @@ def relabel(state: ClusterState, fact: NodesRelabelled) -> None:
         node.find_place()
         state.inventory.add(node)
         state.effects.nodes[node.id] = None
+        there.update(straddling.on(node))
+    straddling.recheck(state, there)
+    objection = None
+    if unknown:
+        named = ", ".join(map(repr, unknown[:10])) + (f" and {len(unknown) - 10} more" if len(unknown) > 10 else "")
+        objection = f"labels: there is no node {named}; `streamsched nodes` lists them"
+    is_refused = len(unknown) == len(fact.labels)
+    state.effects.receipts.append(
+        Receipt(
+            node=fact.labels[0].node if len(fact.labels) == 1 else None,
+            status=ReceiptStatus.REJECTED if is_refused else ReceiptStatus.ACCEPTED,
+            cursor=state.next_cursor - 1,
+            corr=fact.corr,
+            reason=objection if objection is None or is_refused else f"{objection}; the others are relabelled",
+        )
+    )
 
 
 def take_inventory(state: ClusterState, fact: NodeInventoryReported) -> None:
@@ -264,6 +283,7 @@ def take_inventory(state: ClusterState, fact: NodeInventoryReported) -> None:
             rounds.fail_plan(state, state.workloads[key[0]], setback=False)
         for key in sorted(key for key, mask in node.held.items() if moved or mask & ~node.all_mask):
             runs.lose(state, key, node)
+        straddling.recheck(state, straddling.on(node))
     # An agent of a new boot that knows of no command has forgotten what its predecessor had acknowledged.
     has_forgotten = fact.watermark is None and fact.boot != node.boot
     node.boot = fact.boot

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from streamsched.model.commands import Receipt, ReceiptStatus, StopReason
 from streamsched.model.events import trusted
 from streamsched.model.quantities import format_duration
-from streamsched.state import corrections, rounds, runs
+from streamsched.state import corrections, rounds, runs, straddling
 from streamsched.state.reasons import Ignored
 from streamsched.state.workloads import Commitment, Finished, Phase, Workload, contract_fingerprint
 
@@ -300,6 +300,7 @@ def adjust_usage(state: ClusterState, fact: UsageAdjusted) -> None:
 
 def adopt(state: ClusterState, fact: PolicyAdopted) -> None:
     """Follow another policy from now on."""
+    renames = fact.policy.levels != state.policy.levels
     state.policy = fact.policy
     state.policy_version += 1
     for workload in state.workloads.values():
@@ -307,6 +308,8 @@ def adopt(state: ClusterState, fact: PolicyAdopted) -> None:
             state.timers.await_patience(workload, fact.policy, state.now_ms)
     state.budgets.follow(fact.policy, state.now_ms)
     state.inventory.follow(fact.policy)
+    if renames:
+        straddling.recheck(state, state.workloads)
     receipt = Receipt(status=ReceiptStatus.ACCEPTED, cursor=state.next_cursor - 1, corr=fact.corr)
     state.effects.receipts.append(receipt)
 

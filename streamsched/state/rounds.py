@@ -11,7 +11,7 @@ from streamsched.model.commands import StopReason
 from streamsched.model.events import TakeRule
 from streamsched.model.policy import Scheme
 from streamsched.model.quantities import WHOLE
-from streamsched.state import limits, runs
+from streamsched.state import limits, runs, straddling
 from streamsched.state.disruption import DisruptionBudget
 from streamsched.state.reasons import Ignored, Void
 from streamsched.state.reservations import Reservation
@@ -82,6 +82,10 @@ def _objection_to(state: ClusterState, item: ProposedPlacement) -> Void | None:
             return Void.WRONG_SEATS
         if mask & ~(node.free_mask | freed.get(node_id, 0)):
             return Void.GPU_TAKEN
+    if workload.topology is not None:
+        seated = [state.nodes[seat.node] for seat in item.seats]
+        if straddling.breach_of(workload.topology, state.policy.levels_of(seated[0].pool), seated) is not None:
+            return Void.WRONG_SEATS  # Nodes were relabelled, or levels renamed, since it was decided.
     return None
 
 

@@ -213,6 +213,7 @@ class Run:
         "stop",
         "stop_ms",
         "stopped",
+        "straddling",
         "warn_ms",
     )
 
@@ -251,6 +252,8 @@ class Run:
         self.stop: StopReason | None = None
         self.stop_ms: int | None = None
         self.beneficiary: str | None = None
+        #: Whether the network was relabelled so that its nodes are no longer together as the gang needs them.
+        self.straddling = False
         #: Of a run that has not started: the units it gave back, and when; to be refunded if that was not its fault.
         self.returned: list[tuple[int, int]] = []
         #: How its nodes ended so far: own failures, ends by our stop, and infrastructure failures.
