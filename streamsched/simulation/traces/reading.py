@@ -30,13 +30,15 @@ from typing import Any, Final
 from zlib import crc32
 
 from streamsched.errors import ConfigurationError
-from streamsched.model.events import BudgetShare, BudgetTreeChanged, WorkloadSubmitted
+from streamsched.model.events import BudgetShare, BudgetTreeChanged, WorkloadSubmitted, trusted
 from streamsched.model.quantities import HOUR
 from streamsched.node.virtual_node import sleep_argv
 from streamsched.simulation.demand import Demand, DroppedRow, Submission, declared_min_runtime_ms, gang_of, shares_of
 from streamsched.simulation.traces.formats import ZONES, Format, recognise, rows_of
 from streamsched.simulation.traces.quotas import PHILLY_VC_NODES, first_sizes, read_sizes
 from streamsched.simulation.traces.rows import BadRowError, Job
+
+_submitted = trusted(WorkloadSubmitted)  # The readers of the formats have checked every field.
 
 #: GPUs of a node where nothing is said of the nodes: what Philly had.
 _GPUS_PER_NODE: Final = 8
@@ -282,7 +284,7 @@ def _submission(job: Job, name: str, contract: Contract) -> WorkloadSubmitted:
         ranks, gpus_per_rank = job.gpus // job.gpus_per_rank, job.gpus_per_rank
     else:
         ranks, gpus_per_rank = gang_of(job.gpus, contract.gpus_per_node)
-    return WorkloadSubmitted(
+    return _submitted(
         workload=name,
         budget=job.team,
         pool=job.pool,
