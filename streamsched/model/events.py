@@ -32,7 +32,7 @@ from streamsched.model.identifiers import (
 )
 from streamsched.model.policy import Policy
 from streamsched.model.quantities import DAY, WHOLE, format_fraction
-from streamsched.model.topology import MAX_LEVELS, TopologyRequest, objection_to_layers
+from streamsched.model.topology import MAX_LEVELS, TopologyRequest, objection_to
 
 #: Milliseconds since 1970 UTC, until the year 9999.
 Instant = Annotated[int, Field(ge=0, le=253_402_300_799_999)]
@@ -144,17 +144,7 @@ class WorkloadSubmitted(Fact):
     def _layers_fit_the_gang(self) -> Self:
         if self.topology is None:
             return self
-        objection = objection_to_layers(self.topology.layers, self.ranks, "the gang")
-        for group in self.topology.groups:
-            objection = objection or objection_to_layers(group.layers, group.ranks, f"group {group.name!r}")
-            if group.gpus_per_rank is not None and group.gpus_per_rank < self.gpus_per_rank:
-                objection = objection or (
-                    f"groups: the ranks of {group.name!r} have {group.gpus_per_rank} GPUs, fewer than gpus_per_rank "
-                    f"({self.gpus_per_rank}); let that be the smallest"
-                )
-        grouped = sum(group.ranks for group in self.topology.groups)
-        if self.topology.groups and grouped != self.ranks:
-            objection = objection or f"groups: they have {grouped} ranks together, and the gang has {self.ranks}"
+        objection = objection_to(self.topology, self.ranks, self.gpus_per_rank)
         if objection is not None:
             raise ValueError(f"topology.{objection}")
         return self

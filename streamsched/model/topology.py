@@ -13,6 +13,7 @@ Source: `topology.md`, sections 1.3 and 7.
 from __future__ import annotations
 
 from enum import StrEnum
+from itertools import pairwise
 from typing import Annotated, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
@@ -24,6 +25,8 @@ LevelName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,31}$")
 NODE: Final = "node"
 #: The most levels of a tree above the node.
 MAX_LEVELS: Final = 8
+#: The most GPUs of a node.
+_MAX_GPUS: Final = 16
 
 
 class Wish(StrEnum):
@@ -84,7 +87,7 @@ class Group(_Value):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
     ranks: Annotated[int, Field(ge=1, le=100_000)]
-    gpus_per_rank: Annotated[int, Field(ge=1, le=16)] | None = None
+    gpus_per_rank: Annotated[int, Field(ge=1, le=_MAX_GPUS)] | None = None
     layers: Annotated[tuple[Layer, ...], Field(max_length=2 * MAX_LEVELS)] = ()
 
 
@@ -106,7 +109,7 @@ class TopologyRequest(_Value):
     recovery: Recovery | None = None
 
     @model_validator(mode="after")
-    def _asks_something(self) -> Self:
+    def _names_each_group_once(self) -> Self:
         names = [group.name for group in self.groups]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -114,14 +117,73 @@ class TopologyRequest(_Value):
         return self
 
 
-def objection_to_layers(layers: tuple[Layer, ...], ranks: int, what: str) -> str | None:
-    """Return why layers cannot hold for so many ranks whatever the levels are: the field, the value and the remedy.
+def objection_to(request: TopologyRequest, ranks: int, gpus_per_rank: int) -> str | None:
+    """Return why a request cannot be kept whatever the levels are: the field, the value and the remedy.
 
     Args:
-        layers: Coarse to fine.
-        ranks: Of the gang or group.
-        what: Which of them, for the message.
+        request: What a gang asks.
+        ranks: Gang size.
+        gpus_per_rank: GPUs of each rank, where its group says nothing else.
     """
+    if request == TopologyRequest():
+        return "it asks for nothing; name at least one layer, or leave topology out"
+    objection = _objection_to_layers(request.layers, ranks, gpus_per_rank, "the gang")
+    for group in request.groups:
+        gpus = group.gpus_per_rank or gpus_per_rank
+        objection = objection or _objection_to_layers(group.layers, group.ranks, gpus, f"group {group.name!r}")
+        if gpus < gpus_per_rank:
+            objection = objection or (
+                f"groups: the ranks of {group.name!r} have {gpus} GPUs, fewer than gpus_per_rank ({gpus_per_rank}); "
+                "let that be the smallest"
+            )
+    grouped = sum(group.ranks for group in request.groups)
+    if request.groups and grouped != ranks:
+        objection = objection or (
+            f"groups: they have {grouped} ranks together, and the gang has {ranks}; let them add up"
+        )
+    return objection or _objection_to_overlap(request, ranks)
+
+
+def objection_to_levels(request: TopologyRequest, ranks: int, levels: tuple[str, ...], pool: str) -> str | None:
+    """Return why a request does not go with the levels of a pool: the field, the value and the remedy.
+
+    Args:
+        request: What a gang asks; `objection_to` has none.
+        ranks: Gang size.
+        levels: Coarse to fine, without the node.
+        pool: Whose levels they are, for the message.
+    """
+    depths = {level: depth for depth, level in enumerate((*levels, NODE))}
+    for whose, layers in (("", request.layers), *((f" of {group.name!r}", group.layers) for group in request.groups)):
+        for layer in layers:
+            if layer.level not in depths:
+                return (
+                    f"layers{whose}: {layer.level!r} is no level of {pool}, whose levels are {', '.join(depths)}, "
+                    "coarse to fine; name one of those, or have the policy name it (levels)"
+                )
+        for coarse, fine in pairwise(layers):
+            if depths[coarse.level] > depths[fine.level]:
+                return (
+                    f"layers{whose}: {coarse.level!r} comes before {fine.level!r}, which is coarser; order layers as "
+                    f"the levels of {pool} are: {', '.join(depths)}"
+                )
+    for group in request.groups:
+        # Blocks of the gang that cut a group are layers of the group, too.
+        cut = [layer for layer in request.layers if (layer.ranks or ranks) <= group.ranks]
+        sized = sorted(
+            (depths[layer.level], -(layer.ranks or group.ranks), layer.level) for layer in (*cut, *group.layers)
+        )
+        for (_, coarse_ranks, coarse_level), (_, fine_ranks, fine_level) in pairwise(sized):
+            if coarse_ranks % fine_ranks:
+                return (
+                    f"groups: in {group.name!r}, blocks of {-fine_ranks} ranks in one {fine_level} do not divide those "
+                    f"of {-coarse_ranks} in one {coarse_level}, the layers of the whole gang included; make each size "
+                    "a multiple of the next finer one"
+                )
+    return None
+
+
+def _objection_to_layers(layers: tuple[Layer, ...], ranks: int, gpus_per_rank: int, what: str) -> str | None:
     above = ranks
     for layer in layers:
         size = layer.ranks or ranks
@@ -135,5 +197,28 @@ def objection_to_layers(layers: tuple[Layer, ...], ranks: int, what: str) -> str
                 f"layers: blocks of {size} ranks in one {layer.level} do not divide the blocks of {above} before "
                 "them; order layers from coarse to fine, each size a multiple of the next"
             )
+        if layer.level == NODE and size * gpus_per_rank > _MAX_GPUS:
+            return (
+                f"layers: {size} ranks of {gpus_per_rank} GPUs on one node are {size * gpus_per_rank} GPUs, and no "
+                f"node has more than {_MAX_GPUS}; make the block smaller"
+            )
         above = size
+    return None
+
+
+def _objection_to_overlap(request: TopologyRequest, ranks: int) -> str | None:
+    """Return where a block of the gang has one part of a group and not the rest, nor lies in it."""
+    for layer in request.layers:
+        size = layer.ranks or ranks
+        first = 0
+        for group in request.groups:
+            end = first + group.ranks
+            is_made_of_blocks = first % size == 0 == end % size
+            if not is_made_of_blocks and first // size != (end - 1) // size:
+                return (
+                    f"groups: ranks {first} to {end - 1} ({group.name!r}) and the blocks of {size} ranks in one "
+                    f"{layer.level} overlap in part; let groups begin and end where blocks do, or give each group "
+                    "layers of its own"
+                )
+            first = end
     return None

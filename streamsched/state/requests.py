@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from streamsched.model.commands import Receipt, ReceiptStatus, StopReason
 from streamsched.model.events import trusted
 from streamsched.model.quantities import format_duration
+from streamsched.model.topology import objection_to_levels
 from streamsched.state import corrections, rounds, runs, straddling
 from streamsched.state.reasons import Ignored
 from streamsched.state.workloads import Commitment, Finished, Phase, Workload, contract_fingerprint
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
         WorkloadReprioritized,
         WorkloadSubmitted,
     )
+    from streamsched.model.policy import Policy
+    from streamsched.model.topology import TopologyRequest
     from streamsched.state.cluster import ClusterState
     from streamsched.state.usage import Budget
 
@@ -113,6 +116,10 @@ def _objection_to(state: ClusterState, fact: WorkloadSubmitted, budget: Budget |
             "leave interactive out"
         )
     pools = list(state.inventory.candidates(fact.pool))
+    if fact.topology is not None:
+        objection = _objection_to_topology(policy, fact, fact.topology, sorted({pool.kind for pool in pools}))
+        if objection is not None:
+            return f"topology.{objection}"
     if pools:
         largest = max(pool.installed.slots(fact.gpus_per_rank) for pool in pools)
         if largest < fact.ranks:
@@ -122,6 +129,24 @@ def _objection_to(state: ClusterState, fact: WorkloadSubmitted, budget: Budget |
                 f"{where}, with every node healthy and empty, is {largest}; ask for fewer or smaller ranks"
             )
     return None
+
+
+def _objection_to_topology(
+    policy: Policy, fact: WorkloadSubmitted, asked: TopologyRequest, kinds: list[str]
+) -> str | None:
+    """Return why what a gang asks goes with the levels of no pool that it may use; what is wrong with the first.
+
+    Whether a domain is large enough is no matter of levels: nodes may yet join.
+    """
+    if not kinds and fact.pool is not None:
+        kinds = [fact.pool]
+    known = [(f"pool {kind!r}", policy.levels_of(kind)) for kind in kinds]
+    if not known:
+        known = [("a pool" if one.pool is None else f"pool {one.pool!r}", one.names) for one in policy.levels]
+    objections = [
+        objection_to_levels(asked, fact.ranks, levels, whose) for whose, levels in known or [("any pool", ())]
+    ]
+    return None if None in objections else objections[0]
 
 
 def cancel(state: ClusterState, fact: WorkloadCancelled) -> None:

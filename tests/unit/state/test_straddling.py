@@ -31,7 +31,7 @@ def running(topology: TopologyRequest | None = None, ranks: int = 4) -> Story:
     return story
 
 
-def proposed(story: Story) -> Void | None:
+def proposed(story: Story) -> str | None:
     """Propose the gang on n1, n2, ...; return why that came to nothing."""
     ranks = story.state.workloads["gang"].ranks
     seats = tuple(Seat(rank=rank, node=f"n{rank + 1}", gpu_mask=0xFF) for rank in range(ranks))

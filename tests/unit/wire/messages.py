@@ -56,10 +56,11 @@ def any_fields(name: str) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def _as_layers(fields: dict[str, Any]) -> dict[str, Any]:
-    """Let each layer hold the whole gang, which no schema can say, and let it have no groups."""
+    """Let each layer hold the whole gang in a rack, without groups; no schema says what else goes together."""
     if fields.get("topology") is None:
         return fields
-    layers = [{**layer, "ranks": None} for layer in fields["topology"].get("layers", ())]
+    layers = [{**layer, "level": "rack", "ranks": None} for layer in fields["topology"].get("layers", ())]
+    layers = layers or [{"level": "rack"}]
     return fields | {"topology": {**fields["topology"], "layers": layers, "groups": []}}
 
 
