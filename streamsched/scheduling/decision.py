@@ -64,6 +64,8 @@ def decide(state: ClusterState, memory: Memory | None = None) -> RoundProposed |
             decision.settle(backlog, allocated=allocated)
     if not decision.placements and not decision.reservations:
         return None
+    if memory is not None:
+        memory.leaves_nothing = not decision.passed_over and not state.reservations
     return _proposal(
         round=state.closed_round + 1,
         based_on=state.next_cursor,
@@ -93,6 +95,8 @@ class _Decision:
     reservations: list[ProposedReservation] = field(default_factory=list)
     #: Claimants that were seated by their reservation.
     seated: set[str] = field(default_factory=set)
+    #: Whether something still waits for which there may be room.
+    passed_over: bool = False
     #: When a preemption that came too soon after others may be tried again.
     retries_ms: list[int] = field(default_factory=list)
     #: By how many ranks each way to seat the candidate of this turn failed.
@@ -149,8 +153,10 @@ class _Decision:
                 open_ones = [queue for queue in queues.values() if self._is_open(queue, allocated=allocated)]
                 if open_ones:
                     hopeful[shape] = open_ones
+                self.passed_over |= len(open_ones) < len(queues)
         # A queue that is blocked now keeps its turn where another is not: what is given before it may open it.
         if allocated and not any(self._is_worth_a_look(queue) for queues in hopeful.values() for queue in queues):
+            self.passed_over |= bool(hopeful)
             return
         turns: Turns | None = None
         while hopeful and len(self.placements) < limit:
@@ -158,7 +164,7 @@ class _Decision:
                 turns = Turns(draft, (queue for queues in hopeful.values() for queue in queues), allocated=allocated)
             turn = turns.next()
             if turn is None:
-                return
+                break
             queue, key = turn
             workload = self.state.workloads[key[3]]
             is_idle = (
@@ -171,6 +177,7 @@ class _Decision:
                 self._give(workload, found)
                 taken = draft.taken[queue] = draft.taken.get(queue, 0) + 1
             else:
+                self.passed_over = True
                 taken = draft.taken[queue] = queue.next_order(draft.taken.get(queue, 0))
             if taken == len(queue.entries):
                 hopeful[queue.shape].remove(queue)
@@ -183,6 +190,7 @@ class _Decision:
                 }
                 if len(still) < len(hopeful):
                     hopeful, turns = still, None
+        self.passed_over |= bool(hopeful)
 
     def _is_full(self, workload: Workload) -> bool:
         """Whether its leaf or one above it has as many GPUs as it may at a time, or has too few left for it.

@@ -60,7 +60,7 @@ class _Blocked:
 class Memory:
     """The blocked candidates of one scheduler, by workload."""
 
-    __slots__ = ("_blocked", "_is_restless", "line", "looks")
+    __slots__ = ("_blocked", "_is_restless", "leaves_nothing", "line", "looks")
 
     def __init__(self) -> None:
         self._blocked: dict[str, _Blocked] = {}
@@ -68,6 +68,8 @@ class Memory:
         self._is_restless = False
         #: How often a candidate was looked at beyond what its size alone tells.
         self.looks = 0
+        #: Whether there is room for nothing that waits in what the last proposal leaves, nothing being promised.
+        self.leaves_nothing = False
         #: What waits in the order in which it came, for schemes that ask for that.
         self.line = WaitingLine()
 

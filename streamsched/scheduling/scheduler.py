@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 
 _BETWEEN_TICKS_MS = 100
+#: See `ClusterState.stirred`; the last number is that of the round that was closed last.
+_Stirred = tuple[int, int, int, str | None, int, int, int, int]
 
 
 class Scheduler:
@@ -49,7 +51,11 @@ class Scheduler:
         self._in_flight: int | None = None
         self._hash: StateHashed | None = None
         #: What the state was like when there was last nothing to decide.
-        self._settled: tuple[int, int, int, str | None, int, int, int, int] | None = None
+        self._settled: _Stirred | None = None
+        #: The same once a proposal of ours that leaves nothing to decide has been folded: what it is based on, what the
+        #: state will be like if nothing else happens, and how many items were void before; and whether that came true.
+        self._leaves: tuple[int, _Stirred, int] | None = None
+        self._left: _Stirred | None = None
         #: When time alone changes something next, and how many had been folded when that was looked up.
         self._due_at = -1
         self._due_ms: int | None = None
@@ -73,7 +79,11 @@ class Scheduler:
         if effects.hash is not None:
             self._hash = effects.hash
         if self._in_flight is not None and record.cursor >= self._in_flight:
-            self._in_flight = None
+            if self._leaves is not None and record.cursor == self._in_flight:
+                based_on, left, void = self._leaves
+                if based_on == record.cursor and void == sum(state.void.values()):
+                    self._left = left
+            self._in_flight = self._leaves = None
         return effects
 
     def appended(self, cursor: int) -> None:
@@ -94,9 +104,16 @@ class Scheduler:
             if due.folded > state.hashed:
                 return due
         stirred = state.stirred
+        if self._left == stirred:
+            self._settled, self._review_ms = stirred, self.memory.review_ms(state)
+        self._leaves = self._left = None
         if self._settled != stirred or (self._review_ms is not None and state.now_ms >= self._review_ms):
+            self.memory.leaves_nothing = False
             proposal = self._decide(state, self.memory)
             if proposal is not None:
+                if self.memory.leaves_nothing:
+                    left = (*stirred[:-1], proposal.round)
+                    self._leaves = (proposal.based_on, left, sum(state.void.values()))
                 return proposal
             self._settled = stirred
             self._review_ms = self.memory.review_ms(state)

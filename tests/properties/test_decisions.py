@@ -60,6 +60,19 @@ def test_a_scheduler_that_looks_only_when_something_stirred_misses_nothing(histo
             assert event == proposal or (proposal is None and not isinstance(event, RoundProposed))
 
 
+@given(histories(), st.randoms(use_true_random=False))
+def test_a_scheduler_that_stops_after_its_own_proposals_has_left_nothing(history: History, random: Random) -> None:
+    """Where it proposes no more, `decide` finds nothing either, however long its proposals were on their way."""
+    for state in some_states(history):
+        scheduler = Scheduler(state)
+        now_ms = state.now_ms
+        while isinstance(event := scheduler.next_event(now_ms), RoundProposed):
+            scheduler.appended(state.next_cursor)
+            now_ms += random.choice((0, 0, 1, 60_000, 3_600_000))
+            scheduler.take(Record(state.next_cursor, now_ms, event))
+        assert decide(state) is None
+
+
 @given(histories())
 def test_the_turn_is_that_of_the_sibling_furthest_behind(history: History) -> None:
     """From the root down to the leaf the smallest used / entitled goes first, then the older candidate, then the id.
