@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,7 +48,7 @@ def test_names() -> None:
         ('rates=[{"pool": "h100", "rate": 2}]', {"rates": (PoolRate(pool="h100", rate=2),)}),
     ],
 )
-def test_a_knob_that_is_set(setting: str, knobs: dict[str, object]) -> None:
+def test_a_knob_that_is_set(setting: str, knobs: dict[str, Any]) -> None:
     """Durations with their units, truths, words, numbers, and lists."""
     assert read_policy(None, [setting]) == Policy(**knobs)
 
