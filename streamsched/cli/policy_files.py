@@ -7,6 +7,8 @@ The knobs have the names of `Policy`. Those that end in ``_ms`` are durations, a
     guard_relaxation_ms = "never"
     reservations = 4
 
+    levels = "supernode/rack"
+
     [rates]
     h100 = 2
 
@@ -98,6 +100,8 @@ def written(knob: str, value: Any) -> str:
         return _duration(value)
     if knob == "rates":
         return ",".join(f"{rate.pool}:{rate.rate}" for rate in value) or "none"
+    if knob == "levels":
+        return ",".join(f"{f'{of.pool}:' if of.pool else ''}{'/'.join(of.names)}" for of in value) or "none"
     if isinstance(value, tuple):
         return json.dumps([part.model_dump(mode="json", exclude_none=True) for part in value])
     return str(value)
@@ -154,6 +158,8 @@ def _value(knob: str, value: object, where: str) -> Any:
         return _listed(knob, value, where)
     if knob == "rates" and not isinstance(value, list):
         return _rates(value, where)
+    if knob == "levels" and not isinstance(value, list):
+        return _levels(value, where)
     if isinstance(value, str) and knob.endswith("_ms"):
         return _duration_ms(knob, value, where)
     if isinstance(value, str) and Policy.model_fields[knob].annotation is bool:
@@ -198,6 +204,27 @@ def _rates(value: object, where: str) -> list[dict[str, object]]:
             )
         rates.append({"pool": pool, "rate": number})
     return rates
+
+
+def _levels(value: object, where: str) -> list[dict[str, object]]:
+    """Read names of levels, coarse to fine: ``supernode/rack``, or ``h100:supernode/rack,hall`` or a table by pool."""
+    if isinstance(value, Mapping):
+        named = [(pool, names) for pool, names in value.items()]
+    elif isinstance(value, str):
+        parts = value.split(",") if value not in ("", "none") else []
+        named = [(pool or None, names) for pool, _, names in (part.rpartition(":") for part in parts)]
+    else:
+        named = [(None, value)]
+    levels: list[dict[str, object]] = []
+    for pool, names in named:
+        if not isinstance(names, str) or not names:
+            raise RequestError(
+                "invalid",
+                f"{where}: levels is {value!r}; write them coarse to fine, such as supernode/rack, or POOL:LEVEL/LEVEL,"
+                "... where pools differ, or none.",
+            )
+        levels.append({"pool": pool, "names": names.split("/")})
+    return levels
 
 
 def _checked(fields: dict[str, Any], where: str) -> Policy:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from streamsched.model.quantities import WHOLE, counted, format_duration, format_instant, gpu_hours
+from streamsched.model.topology import Layer, TopologyRequest, Wish
 from streamsched.replay.answers import AsOf, Explanation, Job, Jobs, Machine, Nodes, Share, Shares, Summary
 from streamsched.replay.audit import Audit
 from streamsched.scheduling.verdicts import Fit, Standing, Verdict
@@ -80,7 +81,7 @@ def show_json(answer: BaseModel) -> None:
 
 def jobs(answer: Jobs) -> RenderableType:
     """Return workloads as a table."""
-    table = _table(
+    table = table_of(
         ("workload", "phase", "budget", ">GPUs", "pool", "time", ">try", "since", "protected", "where or why"),
         [
             (
@@ -93,7 +94,7 @@ def jobs(answer: Jobs) -> RenderableType:
                 str(job.attempt),
                 _clock(_since(job), answer.at_ms),
                 _protected(job, answer.at_ms),
-                _why(job) or _some(job.nodes),
+                _why(job) or f"{'straddling: ' if job.straddling else ''}{_some(job.nodes)}",
             )
             for job in answer.jobs
         ],
@@ -121,9 +122,12 @@ def _why(job: Job) -> str:
 
 def nodes(answer: Nodes) -> RenderableType:
     """Return machines as a table."""
-    table = _table(
-        ("node", "pool", "state", ">GPUs", ">free", "held by"),
-        [(node.node, node.pool, _state(node), str(node.gpus), str(node.free), _held(node)) for node in answer.nodes],
+    table = table_of(
+        ("node", "pool", "domains", "state", ">GPUs", ">free", "held by"),
+        [
+            (node.node, node.pool, _located(node), _state(node), str(node.gpus), str(node.free), _held(node))
+            for node in answer.nodes
+        ],
     )
     total, free = sum(node.gpus for node in answer.nodes), sum(node.free for node in answer.nodes)
     return Group(table, as_of(answer, f"{len(answer.nodes)} nodes, {free} of {total} GPUs free"))
@@ -136,6 +140,8 @@ def node(answer: Nodes) -> RenderableType:
         f"{machine.node}  {machine.state.replace('_', ' ')} since {_clock(machine.since_ms, now_ms)}",
         f"  {machine.gpus} GPUs of {machine.pool}, {machine.free} free; says that it is {machine.health}",
     ]
+    if _located(machine):
+        lines.append(f"  is in {_located(machine)}")
     if machine.reason is not None or machine.waits_for is not None:
         lines.append(f"  set by {machine.by}: {machine.reason or 'no reason given'}")
     if machine.waits_for is not None:
@@ -148,7 +154,7 @@ def node(answer: Nodes) -> RenderableType:
 def shares(answer: Shares) -> RenderableType:
     """Return the budget tree as a table, children indented below their parent."""
     due, now = (">of parent", ">of cluster", ">due GPU-h"), (">ratio", ">uncharged GPU-h", ">GPUs now", ">waiting")
-    table = _table(
+    table = table_of(
         ("budget", *due, ">used GPU-h", ">ahead", *now),
         [
             (
@@ -192,6 +198,8 @@ def explanation(answer: Explanation) -> RenderableType:
         Text("\nVerdict", "bold"),
         Text(f"  {_capital(verdict.sentence)}."),
     ]
+    if job.straddling is not None:
+        parts.append(Text(f"  It straddles: {job.straddling}. It goes on where it is.", "yellow"))
     if verdict.standings:
         parts.append(_standings(job, verdict))
     if verdict.fit is not None:
@@ -211,7 +219,27 @@ def _what_it_asks(job: Job) -> str:
     timeout = f", timeout {format_duration(job.timeout_ms)}" if job.timeout_ms is not None else ""
     resumable = ", resumable" if job.resumable else ""
     priority = f", priority {job.priority}" if job.priority else ""
-    return f"{job.budget}: {gang}{pool}, {_contract(job)}{timeout}{resumable}{priority}"
+    topology = f"\n  {asked_in_words(job.topology)}" if job.topology is not None else ""
+    return f"{job.budget}: {gang}{pool}, {_contract(job)}{timeout}{resumable}{priority}{topology}"
+
+
+def asked_in_words(topology: TopologyRequest) -> str:
+    """Return what a gang asks of the topology, as `submit` takes it."""
+    parts = [_layer(layer) for layer in topology.layers]
+    for group in topology.groups:
+        gpus = "" if group.gpus_per_rank is None else f" × {counted(group.gpus_per_rank, 'GPU')}"
+        layers = f" ({', '.join(map(_layer, group.layers))})" if group.layers else ""
+        parts.append(f"{group.name}: {counted(group.ranks, 'rank')}{gpus}{layers}")
+    words = (topology.preference, topology.recovery and f"recovery {topology.recovery}")
+    parts += [word.replace("_", " ") for word in words if word]
+    if topology.symmetric:
+        parts.append("symmetric")
+    return f"topology: {'; '.join(parts)}"
+
+
+def _layer(layer: Layer) -> str:
+    block = "all" if layer.ranks is None else f"each {layer.ranks}"
+    return f"{block} in one {layer.level}{' if it can be had' if layer.wish is Wish.PREFERRED else ''}"
 
 
 def _story(answer: Explanation) -> RenderableType:
@@ -247,7 +275,7 @@ def _standings(job: Job, verdict: Verdict) -> RenderableType:
                 _place(level),
             )
         )
-    table = _table(("  its turn, level by level", used, ">+ ahead", ">/ due GPU-h", ">= ratio", ">place"), rows)
+    table = table_of(("  its turn, level by level", used, ">+ ahead", ">/ due GPU-h", ">= ratio", ">place"), rows)
     if verdict.ahead_in_leaf is None:
         return table
     return Group(table, Text(f"  {verdict.ahead_in_leaf} of {job.budget} go before it."))
@@ -324,7 +352,7 @@ def replay(account: Audit, summary: Summary) -> RenderableType:
 # --- small things -----------------------------------------------------------------------------------------------------
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
+def table_of(columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
     """Return a table without lines, and without the columns that are empty throughout.
 
     A column whose name begins with ``>`` is set to the right.
@@ -379,6 +407,12 @@ def _clock(ms: int | None, now_ms: int) -> str:
 
 def _held(node: Machine) -> str:
     return _some([f"{run.workload} ({run.gpus})" for run in node.held])
+
+
+def _located(node: Machine) -> str:
+    """Return where a node is in the network: its domains, coarse to fine, after the tree where that has a name."""
+    domains = "/".join(node.domains)
+    return domains if node.tree is None else f"{node.tree}: {domains}"
 
 
 def _state(node: Machine) -> Text:

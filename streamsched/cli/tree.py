@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streamsched.cli import exits, policies
+from streamsched.cli import exits, policies, topology
 from streamsched.cli.answering import asking, moment_of, place_at, print_answer, print_receipt
 from streamsched.cli.command_group import CommandGroup
 from streamsched.cli.options import ASK, DEFAULT_PLACE, PAST, RUN, AsJson, At, From, To
@@ -196,8 +196,16 @@ def node_virtual(
 def submit(
     budget: Annotated[str, typer.Option("--budget", "-b", help="The leaf that asks, and pays for allocated time.")],
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="What the nodes run, after `--`.")],
-    ranks: Annotated[int, typer.Option("--ranks", "-r", help="Gang size; all ranks start together or none.")] = 1,
-    gpus: Annotated[int, typer.Option("--gpus", "-g", help="GPUs of each rank, on one node, 1 to 16.")] = 1,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            "--ranks", "-r", help="Gang size; all ranks start together or none. 1, or what the groups add up to."
+        ),
+    ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option("--gpus", "-g", help="GPUs of each rank, on one node, 1 to 16. 1, or the least of the groups."),
+    ] = None,
     pool: Annotated[str | None, typer.Option(help="The kind of GPU; any one kind when absent.")] = None,
     min_runtime: Annotated[
         str, typer.Option(metavar="TIME", help="Protected time, such as 1h30m. 0 asks for unallocated time.")
@@ -208,6 +216,12 @@ def submit(
         bool, typer.Option("--interactive", help="Warn before the protection ends; it can be extended once.")
     ] = False,
     priority: Annotated[int, typer.Option(help="Orders work inside the budget only; larger goes first.")] = 0,
+    layer: topology.Layers = None,
+    group: topology.Groups = None,
+    preference: topology.Preferred = None,
+    symmetric: topology.Symmetric = False,
+    recovery: topology.RecoveryOption = None,
+    topology_file: topology.TopologyFile = None,
     workload: Annotated[
         str | None, typer.Option("--id", help="Its id, never reused. The same request twice is one workload.")
     ] = None,
@@ -219,11 +233,33 @@ def submit(
 
     Priority orders work inside one budget; between budgets the usage ratio decides.
 
+    Where nodes report their place in the network, --layer says which ranks must share a domain, coarse to fine:
+    `--layer supernode --layer rack=8` keeps the whole gang in one supernode and each 8 consecutive ranks in one rack.
+    It waits until that can be had; with `:preferred` behind it, the next coarser level does as well. `streamsched
+    topology` shows the levels and their domains. --group cuts the gang into roles with GPUs and layers of their own.
+
     Examples: `streamsched submit -b research -g 8 -r 4 --min-runtime 1h -- sleep 3600`,
-    `streamsched submit -b research --id probe-7 -- sleep 5`
+    `streamsched submit -b research --id probe-7 -- sleep 5`,
+    `streamsched submit -b research -g 8 -r 64 --layer supernode --layer rack=8:preferred -- sleep 3600`,
+    `streamsched submit -b serving --group prefill=4x8@rack --group decode=16x2@rack=4 -- sleep 3600`
     """
     from streamsched.cli.moments import duration_ms
+    from streamsched.cli.topology_requests import topology_of
     from streamsched.client.requests import submission
+
+    asked = topology_of(
+        topology_file,
+        layers=layer or (),
+        groups=group or (),
+        preference=preference,
+        symmetric=symmetric,
+        recovery=recovery,
+    )
+    roles = asked.groups if asked is not None else ()
+    if ranks is None:
+        ranks = sum(role.ranks for role in roles) or 1
+    if gpus is None:
+        gpus = min((role.gpus_per_rank for role in roles if role.gpus_per_rank is not None), default=1)
 
     request = submission(
         budget=budget,
@@ -237,6 +273,7 @@ def submit(
         interactive=interactive,
         priority=priority,
         command=tuple(command),
+        topology=asked,
         actor=actor,
     )
     print_receipt(place_at(to).submit(request), f"workload {request.workload}", as_json)
@@ -422,6 +459,10 @@ def node_drain(
     from streamsched.model.events import Drain
 
     _order(node, Drain.HARD if hard else Drain.SOFT, reason, actor, to, as_json)
+
+
+node_app.command("relabel")(topology.relabel)
+app.command("topology", rich_help_panel=ASK)(topology.topology)
 
 
 @node_app.command("undrain")

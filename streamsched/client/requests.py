@@ -26,6 +26,7 @@ from streamsched.model.events import (
     WorkloadReprioritized,
     WorkloadSubmitted,
 )
+from streamsched.model.topology import TopologyRequest
 from streamsched.wire.refusals import refusal_of
 
 E = TypeVar(
@@ -65,6 +66,7 @@ def submission(
     priority: int = 0,
     command: tuple[str, ...] = (),
     interactive: bool = False,
+    topology: TopologyRequest | None = None,
     actor: str | None = None,
 ) -> WorkloadSubmitted:
     """Return a checked submission. See `WorkloadSubmitted` for what the fields mean.
@@ -89,6 +91,7 @@ def submission(
             "priority": priority,
             "command": command,
             "interactive": interactive,
+            "topology": topology,
             "actor": actor,
             "corr": new_id(),
         },

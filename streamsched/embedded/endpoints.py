@@ -46,6 +46,7 @@ CONTROL = frozenset(
         "workload_reprioritized",
         "run_extended",
         "node_drain_changed",
+        "nodes_relabelled",
     }
 )
 

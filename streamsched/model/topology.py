@@ -126,7 +126,7 @@ def objection_to(request: TopologyRequest, ranks: int, gpus_per_rank: int) -> st
         gpus_per_rank: GPUs of each rank, where its group says nothing else.
     """
     if request == TopologyRequest():
-        return "it asks for nothing; name at least one layer, or leave topology out"
+        return "layers: there are none, and nothing else is asked for; name at least one, or leave topology out"
     objection = _objection_to_layers(request.layers, ranks, gpus_per_rank, "the gang")
     for group in request.groups:
         gpus = group.gpus_per_rank or gpus_per_rank

@@ -15,15 +15,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from streamsched.model.events import Drain, NodeHealth, WorkloadSubmitted
 from streamsched.model.identifiers import BudgetId
 from streamsched.model.policy import Policy
+from streamsched.model.topology import TopologyRequest
 from streamsched.replay.story import Chronicle, Happening
 from streamsched.scheduling.obstacles import Obstacles
 from streamsched.scheduling.verdicts import Verdict, verdict, waiting_code
+from streamsched.state import straddling
 from streamsched.state.cluster import ClusterState
 from streamsched.state.inventory import Node
 from streamsched.state.snapshot import digest
 from streamsched.state.standing import NodeState, standing
 from streamsched.state.usage import Budget
-from streamsched.state.workloads import Finished, Phase, Workload
+from streamsched.state.workloads import Finished, Phase, Workload, gang_gpus
 from streamsched.wire.refusals import refusal_of
 
 
@@ -91,6 +93,8 @@ class Job(Answer):
         protected_until_ms: Nobody may take its GPUs before this time.
         ended_ms: When it came to its end.
         nodes: Where the present attempt sits, in rank order.
+        topology: What it asks of the topology.
+        straddling: What no longer holds of that where it sits, since nodes were relabelled; None while all does.
         reason: Why it waits, in one word; why it is being stopped; or why it ended.
     """
 
@@ -114,6 +118,8 @@ class Job(Answer):
     protected_until_ms: int | None = None
     ended_ms: int | None = None
     nodes: tuple[str, ...] = ()
+    topology: TopologyRequest | None = None
+    straddling: str | None = None
     reason: str | None = None
 
 
@@ -140,6 +146,8 @@ class Machine(Answer):
     """A node and what runs there.
 
     Attributes:
+        tree: The tree that its domains belong to; None where trees have no names.
+        domains: Coarse to fine, as it reports them or was relabelled.
         free: GPUs that nobody holds.
         health: What it last said of itself, or that it is silent.
         state: Where it stands between use and repair.
@@ -154,6 +162,7 @@ class Machine(Answer):
 
     node: str
     pool: str
+    tree: str | None = None
     domains: tuple[str, ...]
     health: NodeHealth
     state: NodeState
@@ -341,7 +350,7 @@ def explain(state: ClusterState, chronicle: Chronicle, workload: str) -> Explana
     """Return everything about one workload, or None when the state does not know it."""
     live, ended = state.workloads.get(workload), state.finished.get(workload)
     if live is not None:
-        job = _with_reason(_live_job(live), Obstacles(state))
+        job = _with_reason(_live_job(state, live), Obstacles(state))
     elif ended is not None:
         job = _ended_job(ended, chronicle)
     else:
@@ -369,7 +378,7 @@ def _asks_for_ended(wanted: JobFilter) -> bool:
 
 def _every_job(state: ClusterState, chronicle: Chronicle, *, ended: bool) -> Iterator[Job]:
     for workload in state.workloads.values():
-        yield _live_job(workload)
+        yield _live_job(state, workload)
     if ended:
         for finished in state.finished.values():
             yield _ended_job(finished, chronicle)
@@ -389,8 +398,9 @@ def _with_reason(job: Job, obstacles: Obstacles) -> Job:
     return job.model_copy(update={"reason": str(waiting_code(obstacles.state, workload, obstacles))})
 
 
-def _live_job(workload: Workload) -> Job:
+def _live_job(state: ClusterState, workload: Workload) -> Job:
     run = workload.run
+    breach = straddling.breach(state, workload) if run is not None and run.straddling else None
     return Job(
         workload=workload.id,
         phase=workload.phase,
@@ -411,6 +421,8 @@ def _live_job(workload: Workload) -> Job:
         started_ms=run.started_ms if run is not None else None,
         protected_until_ms=run.protected_until_ms if run is not None else None,
         nodes=tuple(dict.fromkeys(seat.node for seat in run.seats)) if run is not None else (),
+        topology=workload.topology,
+        straddling=breach.in_words() if breach is not None else None,
         reason=None if run is None or run.stop is None else str(run.stop),
     )
 
@@ -430,10 +442,13 @@ def _ended_job(ended: Finished, chronicle: Chronicle) -> Job:
 
 
 def _contract(submitted: WorkloadSubmitted) -> dict[str, object]:
-    fields = ("budget", "pool", "ranks", "gpus_per_rank", "min_runtime_ms", "timeout_ms", "resumable", "priority")
+    fields = (
+        *("budget", "pool", "ranks", "gpus_per_rank", "min_runtime_ms", "timeout_ms", "resumable", "priority"),
+        "topology",
+    )
     return {
         **{field: getattr(submitted, field) for field in fields},
-        "gpus": submitted.ranks * submitted.gpus_per_rank,
+        "gpus": gang_gpus(submitted.ranks, submitted.gpus_per_rank, submitted.topology),
         "allocated": submitted.min_runtime_ms > 0,
     }
 
@@ -443,6 +458,7 @@ def _machine(state: ClusterState, node: Node) -> Machine:
         **standing(state, node)._asdict(),
         node=node.id,
         pool=node.pool,
+        tree=node.tree,
         domains=tuple(node.domains),
         health=node.health,
         gpus=node.gpus,

@@ -20,6 +20,8 @@ from streamsched.model.events import (
     NodeDrainChanged,
     NodeHealthChanged,
     NodeInventoryReported,
+    NodesRelabelled,
+    PolicyAdopted,
     ProposedPlacement,
     Record,
     RoundProposed,
@@ -38,6 +40,7 @@ from streamsched.model.events import (
 from streamsched.model.policy import Order
 from streamsched.model.quantities import HOUR, format_duration, format_instant
 from streamsched.scheduling.verdicts import compared_in_words, ratio_in_words
+from streamsched.state import straddling
 from streamsched.state.cluster import ClusterState
 from streamsched.state.reservations import Reservation
 from streamsched.state.workloads import Phase, Run, Workload
@@ -152,6 +155,7 @@ class _Moment:
     protected_until_ms: int | None = None
     warned: bool = False
     kept: Reservation | None = None
+    straddling: bool = False
 
     @staticmethod
     def of(workload: str, state: ClusterState) -> _Moment | None:
@@ -163,7 +167,10 @@ class _Moment:
             until_ms = run.protected_until_ms if run is not None else None
             warned = run is not None and run.warn_ms is None and live.interactive and (until_ms or 0) > state.now_ms
             kept = state.reservations.get(workload)
-            return _Moment(live.phase, live.attempt, live.priority, "", started_on, nodes, until_ms, warned, kept)
+            straddles = run is not None and run.straddling
+            return _Moment(
+                live.phase, live.attempt, live.priority, "", started_on, nodes, until_ms, warned, kept, straddles
+            )
         ended = state.finished.get(workload)
         if ended is not None:
             return _Moment(ended.phase, ended.attempts, 0, ended.reason, 0, 0)
@@ -222,6 +229,12 @@ def _what_was_said(workload: str, event: Event, before: _Moment, after: _Moment,
             return f"{what}{_stays_until(workload, changed, state)}"
         case NodeInventoryReported() if changed:
             return f"node {event.node} said what it holds"
+        case NodeInventoryReported() if after.straddling is not before.straddling:
+            return f"node {event.node} said where it is"
+        case NodesRelabelled() if after.straddling is not before.straddling:
+            return f"nodes were relabelled{_by(event.actor)} ({event.reason})"
+        case PolicyAdopted() if after.straddling is not before.straddling:
+            return f"the policy named topology levels otherwise{_by(event.actor)} ({event.reason})"
         case UsageAdjusted() if event.workload == workload:
             done = "charged for" if event.gpu_ms > 0 else "given back"
             return f"{abs(event.gpu_ms) / HOUR:,.2f} GPU-h of it were {done}{_by(event.actor)} ({event.reason})"
@@ -379,6 +392,8 @@ def _next(victim: Victim, state: ClusterState) -> str:
 
 def _what_follows(workload: str, before: _Moment, after: _Moment, state: ClusterState) -> str:
     if before.phase == after.phase and before.attempt == after.attempt:
+        if before.straddling is not after.straddling:
+            return _straddling(workload, state)
         if before.kept is not None and after.kept is None:
             return f"its reservation of {_some(list(before.kept.nodes))} has ended: {_why_it_ended(before.kept, state)}"
         if before.warned or not after.warned:
@@ -407,6 +422,12 @@ def _what_follows(workload: str, before: _Moment, after: _Moment, state: Cluster
         case ended:
             why = "" if after.reason == ended else after.reason.removeprefix(f"{ended}: ")
             return _ENDS[ended] + (f": {why}" if why else "")
+
+
+def _straddling(workload: str, state: ClusterState) -> str:
+    live = state.workloads[workload]
+    found = straddling.breach(state, live)
+    return "its nodes are together again" if found is None else f"it straddles: {found.in_words()}; it goes on there"
 
 
 def _why_it_ended(kept: Reservation, state: ClusterState) -> str:

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 #: Which events may come from which topic.
 SOURCES: Mapping[str, frozenset[str]] = {
     "workloads.v1": frozenset({"workload_submitted", "workload_cancelled", "workload_reprioritized", "run_extended"}),
-    "control.v1": frozenset({"budget_tree_changed", "usage_adjusted", "policy_adopted", "node_drain_changed"}),
+    "control.v1": frozenset(
+        {"budget_tree_changed", "usage_adjusted", "policy_adopted", "node_drain_changed", "nodes_relabelled"}
+    ),
     "node-reports.v1": frozenset({"node_inventory_reported", "command_accepted", "run_started", "run_released"}),
 }
 #: Records on their way to the ledger at once: enough to fill its batches, few enough to be confirmed in a second.

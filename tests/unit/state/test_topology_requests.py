@@ -83,7 +83,7 @@ def test_what_is_taken(topology: TopologyRequest, ranks: int) -> None:
         pytest.param(
             TopologyRequest(),
             4,
-            "topology.it asks for nothing; name at least one layer, or leave topology out",
+            "topology.layers: there are none, and nothing else is asked for; name at least one, or leave topology out",
             id="mc-04e",
         ),
         pytest.param(
