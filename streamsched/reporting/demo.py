@@ -23,10 +23,11 @@ from streamsched.model.policy import DEFAULT_POLICY
 from streamsched.model.quantities import DAY, format_instant
 from streamsched.node.virtual_node import USUAL
 from streamsched.reporting.report import ReportText, write_report
+from streamsched.reporting.runs import RunRecorder
 from streamsched.reporting.terminal import outcome_tables
 from streamsched.simulation.demand import Demand
 from streamsched.simulation.history import HistoryKeeper
-from streamsched.simulation.outcomes import OutcomeRecorder, Outcomes
+from streamsched.simulation.outcomes import Outcomes
 from streamsched.simulation.simulator import simulate
 from streamsched.simulation.traces import read_philly
 from streamsched.simulation.virtual_cluster import uniform_cluster
@@ -119,7 +120,7 @@ def run_demo(
         f"({format_instant(SINCE_MS)[:10]} to {format_instant(UNTIL_MS)[:10]}) on {NODES} virtual nodes of "
         f"{GPUS_PER_NODE} GPUs"
     )
-    recorder = OutcomeRecorder()
+    recorder = RunRecorder()
     began = time.perf_counter()
     with HistoryKeeper(ledger, _CLUSTER, SINCE_MS) as keeper, _progress(console) as progress:
         state = simulate(
@@ -131,14 +132,15 @@ def run_demo(
             observers=(recorder, keeper, progress),
         )
     seconds = time.perf_counter() - began
-    outcomes = recorder.outcomes(state, until_ms=UNTIL_MS)
+    run = recorder.run("the demonstration", state, until_ms=UNTIL_MS)
+    outcomes = run.outcomes
     text = ReportText(
         title="A week of the Philly cluster, scheduled by streamsched",
         cluster=f"{NODES} virtual nodes of {GPUS_PER_NODE} GPUs",
         origin=_ORIGIN,
         commands=("streamsched demo", *_next_commands(ledger, outcomes)),
     )
-    write_report(report, outcomes, text)
+    write_report(report, [run], text)
     result = DemoResult(ledger, report, outcomes, digest(state), len(demand.dropped), seconds)
     _show(console, result)
     return result

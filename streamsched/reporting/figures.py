@@ -19,6 +19,15 @@ def percent(value: Fraction | None, digits: int = 1) -> str:
     return NONE if value is None else f"{float(value) * 100:.{digits}f} %"
 
 
+def number(value: Fraction | None, digits: int = 1) -> str:
+    """Show a number.
+
+    >>> number(Fraction(7, 4), 2), number(None)
+    ('1.75', '–')
+    """
+    return NONE if value is None else f"{float(value):,.{digits}f}"
+
+
 def quota(nano: int) -> str:
     """Show a share of the cluster.
 

@@ -8,7 +8,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from streamsched.reporting.report import has_anything, headline, team_row, wait_rows, waiting_line
+from streamsched.reporting.measures import ComparedRow, Verdict, compared_rows, compared_teams
+from streamsched.reporting.report import (
+    disruption_rows,
+    has_anything,
+    headline,
+    team_row,
+    wait_rows,
+    waiting_line,
+)
+from streamsched.reporting.runs import ReportedRun
 from streamsched.simulation.outcomes import Outcomes
 
 
@@ -19,6 +28,8 @@ def outcome_tables(outcomes: Outcomes) -> RenderableType:
         Text(),
         _waits(outcomes),
         Text(waiting_line(outcomes), style="dim"),
+        Text(),
+        _disruption(outcomes),
         Text(),
         _teams(outcomes),
         Text("got: allocated time; in hour, on day: of what was due, delivered in its hour or on its day", style="dim"),
@@ -39,10 +50,46 @@ def _waits(outcomes: Outcomes) -> Table:
 
 def _teams(outcomes: Outcomes) -> Table:
     names = ("team", "quota", "due", "got", "in hour", "on day", "unalloc", "started", "median", "p90")
-    rows = [team_row(team) for team in outcomes.teams if has_anything(team)]
+    rows = [_narrow(team_row(team)) for team in outcomes.teams if has_anything(team)]
     table = _table("GPU-hours due and delivered, by team", names, rows)
     table.add_section()
-    table.add_row(*team_row(outcomes.cluster, "all"), style="bold")
+    table.add_row(*_narrow(team_row(outcomes.cluster, "all")), style="bold")
+    return table
+
+
+def _narrow(row: Sequence[str]) -> list[str]:
+    """Leave out the capped score, so that a line fits on 80 columns: over a week it is near 100 % for anybody."""
+    return [*row[:6], *row[7:]]
+
+
+def _disruption(outcomes: Outcomes) -> Table:
+    return _table("preemptions and losses", ("", ""), disruption_rows(outcomes))
+
+
+def comparison_tables(runs: Sequence[ReportedRun]) -> RenderableType:
+    """Return how runs differ from the first of them, by all measures and team by team."""
+    outcomes = [run.outcomes for run in runs]
+    return Group(
+        _compared("measure", compared_rows(outcomes), runs),
+        Text(),
+        _compared("due, delivered in its hour", compared_teams(outcomes), runs),
+    )
+
+
+_STYLES = {Verdict.BETTER: "green", Verdict.WORSE: "red", Verdict.OTHER: "", Verdict.SAME: "dim"}
+
+
+def _compared(what: str, rows: Sequence[ComparedRow], runs: Sequence[ReportedRun]) -> Table:
+    table = _table("", (what, runs[0].name), ())
+    for run in runs[1:]:
+        table.add_column(run.name, justify="right", no_wrap=True)
+        table.add_column("difference", justify="right", no_wrap=True)
+    for row in rows:
+        cells: list[str | Text] = [row.name, row.baseline]
+        for value, difference in row.others:
+            said = f"{difference.text} {difference.mark}".strip()
+            cells += [value, Text(said, style=_STYLES[difference.verdict])]
+        table.add_row(*cells)
     return table
 
 

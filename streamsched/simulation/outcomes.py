@@ -305,6 +305,13 @@ class Outcomes:
         return ratio(self.evicted_gpus, self.claimed_gpus)
 
     @property
+    def scattered_reclaimable(self) -> Fraction | None:
+        """The part of the GPUs that were free or held by unallocated work that no gang of whole nodes could use."""
+        largest = sum(sample.largest_reclaimable_gpus for sample in self.fragmentation)
+        share = ratio(largest, sum(sample.reclaimable_gpus for sample in self.fragmentation))
+        return None if share is None else 1 - share
+
+    @property
     def teams_scored(self) -> int:
         """Teams to whom anything was due."""
         return len(self._capped_scores)
@@ -378,6 +385,7 @@ class Outcomes:
                     ("evictions_per_1000_gpu_hours", self.evictions_per_1000_gpu_hours),
                     ("evicted_for_claimed", self.evicted_for_claimed),
                     ("lost_share", self.lost_share),
+                    ("scattered_reclaimable", self.scattered_reclaimable),
                 )
             },
             "teams_scored": self.teams_scored,

@@ -3,6 +3,7 @@
 import re
 from html.parser import HTMLParser
 from io import StringIO
+from itertools import combinations
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,9 +14,9 @@ from streamsched.model.events import BudgetShare, BudgetTreeChanged, WorkloadSub
 from streamsched.model.quantities import HOUR, MINUTE, WHOLE
 from streamsched.node.virtual_node import sleep_argv
 from streamsched.reporting.report import ReportText, render_report, write_report
+from streamsched.reporting.runs import ReportedRun, RunRecorder
 from streamsched.reporting.terminal import outcome_tables
 from streamsched.simulation.demand import Demand, Submission
-from streamsched.simulation.outcomes import OutcomeRecorder, Outcomes
 from streamsched.simulation.simulator import simulate
 from streamsched.simulation.virtual_cluster import uniform_cluster
 
@@ -36,7 +37,7 @@ TREE = BudgetTreeChanged(
 )
 
 
-def outcomes_of(*asked: tuple[int, str, int, int], until_ms: int = 4 * HOUR) -> Outcomes:
+def run_of(*asked: tuple[int, str, int, int], until_ms: int = 4 * HOUR) -> ReportedRun:
     """Serve (when, budget, run time, min runtime) on one node of 8 GPUs, each asking for all of it."""
     submissions = tuple(
         Submission(
@@ -54,15 +55,15 @@ def outcomes_of(*asked: tuple[int, str, int, int], until_ms: int = 4 * HOUR) -> 
         )
         for number, (at_ms, budget, run_ms, min_ms) in enumerate(asked)
     )
-    recorder = OutcomeRecorder()
+    recorder = RunRecorder()
     state = simulate(Demand(submissions, TREE), uniform_cluster(1), since_ms=0, until_ms=until_ms, observers=[recorder])
-    return recorder.outcomes(state, until_ms=until_ms)
+    return recorder.run("as it was", state, until_ms=until_ms)
 
 
 @pytest.fixture
-def outcomes() -> Outcomes:
+def run() -> ReportedRun:
     """red runs 0:00 to 1:00, blue waits from 0:30 and runs to 3:00; a second red waits from 2:00 and runs to 4:00."""
-    return outcomes_of((0, "red", HOUR, HOUR), (30 * MINUTE, "blue", 2 * HOUR, 2 * HOUR), (2 * HOUR, "red", HOUR, HOUR))
+    return run_of((0, "red", HOUR, HOUR), (30 * MINUTE, "blue", 2 * HOUR, 2 * HOUR), (2 * HOUR, "red", HOUR, HOUR))
 
 
 class Page(HTMLParser):
@@ -76,8 +77,9 @@ class Page(HTMLParser):
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.loads += [f"{tag} {value}" for name, value in attrs if name in ("src", "href", "srcset", "data")]
-        self.loads += [tag] if tag in ("script", "link", "iframe", "object", "img") else []
+        refers = [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data")]
+        self.loads += [f"{tag} {value}" for value in refers if not value.startswith("#")]
+        self.loads += [tag] if tag in ("link", "iframe", "object", "img") else []
         if tag == "tr":
             self.rows.append([])
         self.open.append(tag)
@@ -91,21 +93,22 @@ class Page(HTMLParser):
             pass
 
 
-def test_the_page_loads_nothing(outcomes: Outcomes) -> None:
-    """No script, no style sheet, no picture, no font: it works offline and tells nobody that it was opened."""
-    html = render_report(outcomes, TEXT)
+def test_the_page_loads_nothing(run: ReportedRun) -> None:
+    """No script from elsewhere, style sheet, picture or font: it works offline and tells nobody of its readers."""
+    html = render_report([run], TEXT)
 
     assert Page(html).loads == []
     assert "url(http" not in html
     assert "@import" not in html
 
 
-def test_the_charts_are_well_formed_and_do_not_share_ids(outcomes: Outcomes) -> None:
+def test_the_charts_are_well_formed_and_do_not_share_ids(run: ReportedRun) -> None:
     """Each has a description, and what one refers to stands in itself and in no other."""
-    html = render_report(outcomes, TEXT)
+    html = render_report([run], TEXT)
 
     charts = re.findall(r"<svg .*?</svg>", html, flags=re.DOTALL)
-    assert len(charts) == 3
+    # Occupancy, delivery, usage, ratios, waits, fragmentation.
+    assert len(charts) == 6
     referred: list[set[str]] = []
     for chart in charts:
         root = ElementTree.fromstring(chart)
@@ -115,41 +118,41 @@ def test_the_charts_are_well_formed_and_do_not_share_ids(outcomes: Outcomes) -> 
         refers = set(re.findall(r'(?:href="#|url\(#)([^")]+)', chart))
         assert refers <= ids
         referred.append(refers)
-    assert not referred[0] & referred[1]
-    assert not referred[1] & referred[2]
-    assert not referred[0] & referred[2]
+    assert all(not one & other for one, other in combinations(referred, 2))
 
 
-def test_the_table_of_teams_has_their_numbers(outcomes: Outcomes) -> None:
+def test_the_table_of_teams_has_their_numbers(run: ReportedRun) -> None:
     """red: due 2 in hour 0, 2 in hour 2 and 2 in hour 3; got 8 and 8. blue: due 4, 4 and 4; got 8 and 8.
 
-    blue got nothing in hour 0, so 8 of its 12 came in time. A team that asked for nothing has no line.
-    """
-    rows = {row[0]: row[1:] for row in Page(render_report(outcomes, TEXT)).rows if row}
+    Each got nothing in one hour: 4 of 6 and 8 of 12 came in the hour, and all of it on the day.
 
-    assert rows["red"] == ["25.0 %", "6", "16", "66.7 %", "100.0 %", "0", "2", "0s", "1h"]
-    assert rows["blue"] == ["50.0 %", "12", "16", "66.7 %", "100.0 %", "0", "1", "30m", "30m"]
+    A team that asked for nothing has no line.
+    """
+    rows = {row[0]: row[1:] for row in Page(render_report([run], TEXT)).rows if row}
+
+    assert rows["red"] == ["25.0 %", "6", "16", "66.7 %", "100.0 %", "100.0 %", "0", "2", "0s", "1h"]
+    assert rows["blue"] == ["50.0 %", "12", "16", "66.7 %", "100.0 %", "100.0 %", "0", "1", "30m", "30m"]
     assert "idle" not in rows
     assert rows["allocated"] == ["3", "30m", "1h", "1h", "1h"]
 
 
-def test_text_is_escaped(outcomes: Outcomes) -> None:
+def test_text_is_escaped(run: ReportedRun) -> None:
     """A title is text, whatever stands in it."""
-    html = render_report(outcomes, TEXT)
+    html = render_report([run], TEXT)
 
     assert "<h1>A &lt;small&gt; day &amp; night</h1>" in html
 
 
-def test_equal_outcomes_give_equal_pages(outcomes: Outcomes) -> None:
+def test_equal_outcomes_give_equal_pages(run: ReportedRun) -> None:
     """No clock and no chance: a report can be compared with another."""
-    assert render_report(outcomes, TEXT) == render_report(outcomes, TEXT)
+    assert render_report([run], TEXT) == render_report([run], TEXT)
 
 
 def test_nothing_at_all_is_shown_too(tmp_path: Path) -> None:
     """A cluster that nobody asked for anything has a report without scores."""
     path = tmp_path / "report.html"
 
-    write_report(path, outcomes_of(), TEXT)
+    write_report(path, [run_of()], TEXT)
 
     html = path.read_text(encoding="utf-8")
     assert "Everything that was submitted has started." in html
@@ -158,19 +161,19 @@ def test_nothing_at_all_is_shown_too(tmp_path: Path) -> None:
 
 def test_those_who_still_wait_are_not_forgotten() -> None:
     """They have no wait yet, so they are counted beside the table."""
-    outcomes = outcomes_of((0, "red", 8 * HOUR, 8 * HOUR), (30 * MINUTE, "blue", HOUR, HOUR), until_ms=2 * HOUR)
+    run = run_of((0, "red", 8 * HOUR, 8 * HOUR), (30 * MINUTE, "blue", HOUR, HOUR), until_ms=2 * HOUR)
 
-    html = render_report(outcomes, TEXT)
+    html = render_report([run], TEXT)
 
     assert "1 have not started by the end" in html
     assert "has waited for 1h30m" in html
 
 
-def test_a_terminal_of_80_columns_shows_everything(outcomes: Outcomes) -> None:
+def test_a_terminal_of_80_columns_shows_everything(run: ReportedRun) -> None:
     """Nothing is cut off."""
     out = StringIO()
 
-    Console(width=80, file=out).print(outcome_tables(outcomes))
+    Console(width=80, file=out).print(outcome_tables(run.outcomes))
 
     text = out.getvalue()
     assert "…" not in text
