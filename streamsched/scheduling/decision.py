@@ -188,8 +188,8 @@ class _Decision:
                     for shape, queues in hopeful.items()
                     if queues and self._is_hopeful(shape, allocated=allocated)
                 }
-                if len(still) < len(hopeful):
-                    hopeful, turns = still, None
+                if len(still) < len(hopeful) or (found.victims and self.state.policy.usage is UsageMode.INSTANT):
+                    hopeful, turns = still, None  # Victims that hold less stand otherwise, too.
         self.passed_over |= bool(hopeful)
 
     def _is_full(self, workload: Workload) -> bool:

@@ -10,6 +10,7 @@ Source: `fair-share.md`, section 4.1.
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING, NamedTuple
 
 from streamsched.model.events import ShareLine, trusted
@@ -128,37 +129,54 @@ def comes_before(one: Standing, other: Standing) -> bool | None:
 class Turns:
     """The candidates of one class (allocated, or unallocated), taken leaf by leaf in fair-share order.
 
-    Only queues whose shape may fit are given to it: a shape that fits nowhere takes no turn.
+    Only queues whose shape may fit are given to it: a shape that fits nowhere takes no turn. Between two turns
+    only the budgets on the way to the candidate of the first may come to stand otherwise.
     """
 
-    __slots__ = ("_below", "_draft", "_queues", "allocated")
+    __slots__ = ("_below", "_draft", "_met", "_orders", "_queues", "_waiting", "allocated")
 
     def __init__(self, draft: Draft, queues: Iterable[ShapeQueue], *, allocated: bool) -> None:
         self.allocated = allocated
         self._draft = draft
         #: Per leaf its queues that have something left; per inner budget the children that do.
         self._queues: dict[Budget, list[ShapeQueue]] = {}
-        self._below: dict[Budget, list[Budget]] = {}
+        self._below: dict[Budget, dict[Budget, None]] = {}
+        #: The same children, per inner budget that was met where there were several, as a heap by whose turn it is; and
+        #: the heaps that the last turn met, whose first entries may have changed since.
+        self._orders: dict[Budget, list[_Place]] = {}
+        self._met: list[tuple[Budget, list[_Place]]] = []
         taken = draft.taken
+        #: What the heaps look up. They do not refer to the turns, since a ring of references is freed late.
+        self._waiting = _Waiting(self._queues, self._below, taken)
         for queue in queues:
             if taken.get(queue, 0) < len(queue.entries):
                 self._queues.setdefault(queue.leaf, []).append(queue)
         for leaf in self._queues:
             child = leaf
             for budget in leaf.path[1:]:
-                children = self._below.setdefault(budget, [])
+                children = self._below.setdefault(budget, {})
                 if child in children:
                     break
-                children.append(child)
+                children[child] = None
                 child = budget
 
     def next(self) -> tuple[ShapeQueue, QueueKey] | None:
         """Return the candidate whose turn it is, and its queue; None when nothing is left."""
         if not self._queues:
             return None
+        self._put_last_turn_in_order()
         budget = self._draft.state.budgets.root
         while budget not in self._queues:
-            budget = self._first(self._below[budget])
+            children = self._below[budget]
+            if len(children) == 1:
+                (budget,) = children
+                continue
+            order = self._orders.get(budget)
+            if order is None:
+                order = self._orders[budget] = [self._place(child) for child in children]
+                heapify(order)
+            self._met.append((budget, order))
+            budget = order[0].budget
         taken = self._draft.taken
         first, *others = self._queues[budget]
         key: QueueKey = first.entries[taken.get(first, 0)]
@@ -167,6 +185,15 @@ class Turns:
             if other < key:
                 first, key = queue, other
         return first, key
+
+    def _put_last_turn_in_order(self) -> None:
+        for parent, order in self._met:
+            budget = order[0].budget
+            if budget in self._below.get(parent, ()):
+                heapreplace(order, self._place(budget))
+            else:
+                heappop(order)
+        self._met.clear()
 
     def drop(self, queue: ShapeQueue) -> None:
         """Take out a queue of which nothing is left."""
@@ -179,33 +206,53 @@ class Turns:
         child = leaf
         for budget in leaf.path[1:]:
             children = self._below[budget]
-            children.remove(child)
+            del children[child]
             if children:
                 return
             del self._below[budget]
             child = budget
 
-    def _first(self, children: list[Budget]) -> Budget:
-        best = children[0]
-        if len(children) == 1:
-            return best
-        best_standing = self._stand(best)
-        for child in children[1:]:
-            other = self._stand(child)
-            before = comes_before(other, best_standing)
-            if before is None:
-                before = (self._oldest(child), child.id) < (self._oldest(best), best.id)
-            if before:
-                best, best_standing = child, other
-        return best
+    def _place(self, budget: Budget) -> _Place:
+        draft = self._draft
+        stands = stand(draft, budget) if self.allocated else standing(budget, draft, allocated=False)
+        return _Place(budget, stands, self._waiting)
 
-    def _stand(self, budget: Budget) -> Standing:
-        return stand(self._draft, budget) if self.allocated else standing(budget, self._draft, allocated=False)
 
-    def _oldest(self, budget: Budget) -> int:
+class _Waiting(NamedTuple):
+    """What waits where: per leaf its queues, per inner budget its children, and how many of each queue are taken."""
+
+    queues: dict[Budget, list[ShapeQueue]]
+    below: dict[Budget, dict[Budget, None]]
+    taken: dict[object, int]
+
+    def oldest(self, budget: Budget) -> int:
         """Return when the candidate below a budget that waits longest was queued."""
-        queues = self._queues.get(budget)
+        queues = self.queues.get(budget)
         if queues is not None:
-            taken = self._draft.taken
-            return min(queue.oldest(taken.get(queue, 0)) for queue in queues)
-        return min(self._oldest(child) for child in self._below[budget])
+            return min(queue.oldest(self.taken.get(queue, 0)) for queue in queues)
+        return min(self.oldest(child) for child in self.below[budget])
+
+
+class _Place:
+    """A budget among its siblings, ordered by whose turn it is."""
+
+    __slots__ = ("_oldest_ms", "_standing", "_waiting", "budget")
+
+    def __init__(self, budget: Budget, standing: Standing, waiting: _Waiting) -> None:
+        self.budget = budget
+        self._standing = standing
+        self._waiting = waiting
+        self._oldest_ms: int | None = None
+
+    def __lt__(self, other: _Place) -> bool:
+        before = comes_before(self._standing, other._standing)
+        if before is None:
+            return (self.oldest_ms, self.budget.id) < (other.oldest_ms, other.budget.id)
+        return before
+
+    @property
+    def oldest_ms(self) -> int:
+        """When the candidate below it that waits longest was queued; looked up when it is first asked for."""
+        if self._oldest_ms is None:
+            self._oldest_ms = self._waiting.oldest(self.budget)
+        return self._oldest_ms

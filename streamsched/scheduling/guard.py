@@ -199,7 +199,10 @@ def rival_of(leaf: Budget, other: Budget) -> Budget:
 
 def _most_quota(budget: Budget) -> int:
     """Return the largest quota of a budget inside the window."""
-    return max(budget.quota_nano, *(quota for _, quota in budget.segments))
+    segments = budget.segments
+    if len(segments) == 1:
+        return max(budget.quota_nano, segments[0][1])
+    return max(budget.quota_nano, *(quota for _, quota in segments))
 
 
 def _below_common_ancestor(one: Budget, other: Budget) -> tuple[Budget, Budget]:
