@@ -21,18 +21,20 @@ from streamsched.ledgers.archive import archive_ledger
 from streamsched.replay.answers import Summary, summary
 from streamsched.replay.audit import Audit, audited_state
 from streamsched.replay.replayer import Progress
+from streamsched.replay.verify import Verification, Verifier
 
 if TYPE_CHECKING:
     from streamsched.embedded.app import Started
 
 
 class Replayed(BaseModel):
-    """The account of a ledger, and the state it leads to."""
+    """The account of a ledger, the state it leads to, and what deciding again came to where that was asked for."""
 
     model_config = ConfigDict(frozen=True)
 
     audit: Audit
     state: Summary
+    verification: Verification | None = None
 
 
 class Archived(BaseModel):
@@ -44,14 +46,20 @@ class Archived(BaseModel):
     directory: str
 
 
-async def replayed(ledger: str, at: Moment | None, progress: Progress) -> Replayed:
-    """Fold a ledger up to a moment, or whole."""
+async def replayed(ledger: str, at: Moment | None, progress: Progress, *, verify: bool = False) -> Replayed:
+    """Fold a ledger up to a moment, or whole; decide again on the way where that is asked for."""
     opened = await open_recorded(ledger)
     try:
-        until = await until_cursor(opened, at)
-        at_ms = at.at_ms if at is not None else None
-        account, state = await audited_state(opened, until_cursor=until, at_ms=at_ms, progress=progress)
-        return Replayed(audit=account, state=summary(state))
+        verifier = await Verifier.of(opened) if verify else None
+        account, state = await audited_state(
+            opened,
+            until_cursor=await until_cursor(opened, at),
+            at_ms=at.at_ms if at is not None else None,
+            observers=() if verifier is None else (verifier.observe,),
+            progress=progress,
+        )
+        verification = None if verifier is None else await verifier.close(opened)
+        return Replayed(audit=account, state=summary(state), verification=verification)
     finally:
         await opened.close()
 

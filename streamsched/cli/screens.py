@@ -16,8 +16,8 @@ from rich.text import Text
 
 from streamsched.model.quantities import WHOLE, counted, format_duration, format_instant, gpu_hours
 from streamsched.model.topology import Layer, TopologyRequest, Wish
-from streamsched.replay.answers import AsOf, Explanation, Job, Jobs, Machine, Nodes, Share, Shares, Summary
-from streamsched.replay.audit import Audit
+from streamsched.replay.answers import AsOf, Explanation, Job, Jobs, Machine, Nodes, Share, Shares
+from streamsched.replay.story import Happening
 from streamsched.scheduling.verdicts import Fit, Standing, Verdict
 from streamsched.state.standing import NodeState
 from streamsched.state.workloads import Phase
@@ -194,7 +194,7 @@ def explanation(answer: Explanation) -> RenderableType:
     parts: list[RenderableType] = [title, Text(f"  {_what_it_asks(job)}")]
     parts += [
         Text("\nStory", "bold"),
-        _story(answer),
+        story_of(answer.story),
         Text("\nVerdict", "bold"),
         Text(f"  {_capital(verdict.sentence)}."),
     ]
@@ -242,16 +242,17 @@ def _layer(layer: Layer) -> str:
     return f"{block} in one {layer.level}{' if it can be had' if layer.wish is Wish.PREFERRED else ''}"
 
 
-def _story(answer: Explanation) -> RenderableType:
-    if not answer.story:
+def story_of(story: Sequence[Happening]) -> RenderableType:
+    """Return what happened to a workload, a line each; what is too much for one screen is left out and counted."""
+    if not story:
         return Text("  nothing is known of it up to here")
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, justify="right")
     table.add_column(overflow="fold")
     # The submission says what was asked for, so it is never the line that is left out.
-    first, told = answer.story[0], answer.story[1:][1 - STORY_LINES :]
-    left_out = len(answer.story) - 1 - len(told)
+    first, told = story[0], story[1:][1 - STORY_LINES :]
+    left_out = len(story) - 1 - len(told)
     table.add_row(f"  {format_instant(first.at_ms)}", f"#{first.cursor}", first.text)
     if left_out:
         table.add_row("", "", f"({left_out} more are in --json)")
@@ -315,38 +316,6 @@ def _fit(fit: Fit) -> RenderableType:
         f"{start}\n"
         f"  of {total} nodes, {reasons}"
     )
-
-
-# --- replay -----------------------------------------------------------------------------------------------------------
-
-
-def replay(account: Audit, summary: Summary) -> RenderableType:
-    """Return the account of a ledger and the state it leads to."""
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column(overflow="fold")
-    span = "" if account.first_ms is None else (
-        f", {format_instant(account.first_ms)} to {format_instant(account.last_ms or 0)}"
-    )  # fmt: skip
-    table.add_row("records", f"{account.records}{span}")
-    table.add_row("events", _counts(account.events))
-    table.add_row("sources", _counts(account.sources))
-    gaps = [f"{gap.src} jumps from {gap.expected} to {gap.found} at cursor {gap.cursor}" for gap in account.gaps]
-    table.add_row("gaps", Text("; ".join(gaps), "red") if gaps else "none")
-    table.add_row("rejected", _counts(account.rejected))
-    table.add_row("ignored", _counts(account.ignored))
-    table.add_row("unreadable", str(account.unreadable))
-    table.add_row("rounds", f"{account.rounds} closed, {account.overtaken} proposals overtaken")
-    table.add_row(
-        "placements", f"{account.accepted} accepted, {sum(account.void.values())} void ({_counts(account.void)})"
-    )
-    table.add_row("live", _counts(summary.live))
-    table.add_row("ended", _counts(summary.ended))
-    foreign = account.digests_of_other_layouts
-    other = f"; {foreign} of builds with another layout say nothing here" if foreign else ""
-    table.add_row("digests", f"{account.digests_proved} recorded ones proved{other}")
-    table.add_row("digest", f"{account.digest} after {account.records} records")
-    return table
 
 
 # --- small things -----------------------------------------------------------------------------------------------------
@@ -437,7 +406,8 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
 
 
-def _counts(counts: dict[str, int] | dict[Phase, int]) -> str:
+def counts_of(counts: dict[str, int] | dict[Phase, int]) -> str:
+    """Return how many there are of each."""
     return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
 
 

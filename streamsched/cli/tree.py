@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streamsched.cli import exits, policies, topology
+from streamsched.cli import exits, policies, report, simulate, topology
 from streamsched.cli.answering import asking, moment_of, place_at, print_answer, print_receipt
 from streamsched.cli.command_group import CommandGroup
-from streamsched.cli.options import ASK, DEFAULT_PLACE, PAST, RUN, AsJson, At, From, To
+from streamsched.cli.options import ASK, DEFAULT_PLACE, PAST, RUN, WHAT_IF, AsJson, At, From, RecordedLedger, To
 
 if TYPE_CHECKING:
     from streamsched.model.events import Drain
@@ -581,41 +581,46 @@ def budgets_adjust(
 
 @app.command(rich_help_panel=PAST)
 def replay(
-    ledger: Annotated[
-        str,
-        typer.Argument(
-            help="An SQLite file, an archive's directory, the data directory of `streamsched up`, or "
-            "kafka://HOST:PORT/PREFIX."
-        ),
-    ],
+    ledger: RecordedLedger,
     at: Annotated[
-        str | None, typer.Option(metavar="CURSOR|TIME", help="Stop there, and show the state as it was.")
+        str | None,
+        typer.Option("--at", "--until", metavar="CURSOR|TIME", help="Stop there, and show the state as it was."),
     ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Also decide again at every accepted proposal, and compare.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Fold a recorded ledger and prove it: no source has a gap, and every recorded digest comes out again.
 
-    Exit code 1 when it is not whole, or when a digest differs.
+    With --verify each accepted proposal is also decided again, on the records that it was made on and under the policy
+    of that moment, and compared with what is recorded. The first that differs is shown: both proposals item by item,
+    where they part, and the story of the workload that is decided about otherwise. Late proposals, which closed no
+    round, are counted.
 
-    JSON: `{"audit", "state"}`.
+    Exit code 1 when it is not whole, or when a digest or a decision differs.
 
-    Examples: `streamsched replay streamsched-data`, `streamsched replay archive/ --at 4711 --json`
+    JSON: `{"audit", "state", "verification"}`; the last is null without --verify.
+
+    Examples: `streamsched replay streamsched-data`, `streamsched replay archive/ --at 4711 --json`,
+    `streamsched replay kafka://broker:9092/lab. --verify --until 2026-11-30T09:00:00Z`
     """
     import asyncio
 
-    from streamsched.cli import screens
+    from streamsched.cli import replay_screens
     from streamsched.cli.running import folding, replayed
 
     with folding() as progress:
-        result = asyncio.run(replayed(ledger, moment_of(at), progress))
-    print_answer(result, screens.replay(result.audit, result.state), as_json, wraps=True)
-    if not result.audit.is_whole:
+        result = asyncio.run(replayed(ledger, moment_of(at), progress, verify=verify))
+    screen = replay_screens.replay(result.audit, result.state, result.verification)
+    print_answer(result, screen, as_json, wraps=True)
+    if not result.audit.is_whole or not (result.verification is None or result.verification.is_equal):
         raise typer.Exit(exits.NEGATIVE)
 
 
 @app.command(rich_help_panel=PAST)
 def archive(
-    ledger: Annotated[str, typer.Argument(help="What to copy: as for `replay`.")],
+    ledger: RecordedLedger,
     directory: Annotated[Path, typer.Argument(help="The archive; begun when it is not there, else continued.")],
     as_json: AsJson = False,
 ) -> None:
@@ -651,6 +656,10 @@ def demo(
     result = run_demo(out, quiet=as_json)
     if as_json:
         typer.echo(json.dumps(result.as_json()))
+
+
+app.command(rich_help_panel=PAST)(report.report)
+app.command(rich_help_panel=WHAT_IF)(simulate.simulate)
 
 
 # --- topics and version -----------------------------------------------------------------------------------------------

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from pydantic import BaseModel, ConfigDict
 
 from streamsched.model.commands import Effects
 from streamsched.model.events import Record, Rejected, RoundProposed, StateHashed, Unreadable
 from streamsched.model.ledger import Ledger
-from streamsched.replay.replayer import Progress, fold
+from streamsched.replay.replayer import Observer, Progress, fold
 from streamsched.state.cluster import LAYOUT, ClusterState
 from streamsched.state.snapshot import digest
 
@@ -78,11 +79,25 @@ async def audit(ledger: Ledger, *, progress: Progress | None = None) -> Audit:
 
 
 async def audited_state(
-    ledger: Ledger, *, until_cursor: int | None = None, at_ms: int | None = None, progress: Progress | None = None
+    ledger: Ledger,
+    *,
+    until_cursor: int | None = None,
+    at_ms: int | None = None,
+    observers: Iterable[Observer] = (),
+    progress: Progress | None = None,
 ) -> tuple[Audit, ClusterState]:
-    """Return the account of a ledger, up to a cursor or time, and the state there; see `fold` for the arguments."""
+    """Return the account of a ledger, up to a cursor or time, and the state there; see `fold` for the arguments.
+
+    The observers are told of each record too, in this order.
+    """
     account = _Account()
-    state = await fold(ledger, until_cursor=until_cursor, at_ms=at_ms, observe=account.add, progress=progress)
+    watching = (account.add, *observers)
+
+    def observe(record: Record, effects: Effects, state: ClusterState) -> None:
+        for watch in watching:
+            watch(record, effects, state)
+
+    state = await fold(ledger, until_cursor=until_cursor, at_ms=at_ms, observe=observe, progress=progress)
     return account.close(state), state
 
 

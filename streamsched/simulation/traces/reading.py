@@ -260,14 +260,16 @@ class _Names:
 
     def __init__(self, format_: Format) -> None:
         self._format = format_
-        self._taken: set[str] = set()
+        #: How often each was asked for.
+        self._taken: dict[str, int] = {}
 
     def of(self, job: Job) -> str:
-        """Return the id of a job. A name that came before gets its line as well."""
+        """Return the id of a job; one that was there before gets a number after it."""
         name = job.name or f"{self._format}-{job.line:06}"
-        if name in self._taken:
-            name = f"{name[:100]}-{job.line:06}"
-        self._taken.add(name)
+        while name in self._taken:
+            self._taken[name] += 1
+            name = f"{name[:110]}.{self._taken[name]}"
+        self._taken[name] = 1
         return name
 
 

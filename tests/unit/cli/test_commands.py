@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from streamsched import __version__
 from streamsched.cli.tree import app
 from streamsched.ledgers.sqlite import SqliteLedger
-from streamsched.model.events import Unreadable
+from streamsched.model.events import ProposedPlacement, RoundProposed, Seat, Unreadable
 from streamsched.model.quantities import HOUR, MINUTE
 from streamsched.state.snapshot import digest
 from streamsched.wire import codec
@@ -199,6 +199,35 @@ def test_a_ledger_with_a_gap_is_not_whole(run: Run, tmp_path: Path) -> None:
 
     assert result.exit_code == 1
     assert "workloads.v1/0 jumps from 1 to 2 at cursor 1" in result.stdout
+
+
+def test_verify(run: Run, tmp_path: Path) -> None:
+    """Decided again, all is equal and the exit code 0; a forged decision is shown with its story, and the code is 1."""
+    story = a_day()
+    equal = run("replay", written(tmp_path / "equal.sqlite", story), "--verify")
+    story.tell(RoundProposed(round=2, based_on=story.state.next_cursor, policy_version=0, placements=(seated("wide"),)))
+    other = written(tmp_path / "other.sqlite", story)
+    forged, machine = run("replay", other, "--verify"), run("replay", other, "--verify", "--json")
+
+    assert equal.exit_code == 0
+    assert "1 accepted proposals decided again, none otherwise" in equal.stdout
+    assert forged.exit_code == machine.exit_code == 1
+    for words in (
+        "2 accepted proposals decided again, 1 otherwise",
+        "round 2 at cursor 8",
+        "wide, attempt 1, on n1, n2",
+    ):
+        assert words in forged.stdout
+    assert "#7  Submitted to b" in forged.stdout
+    assert json.loads(machine.stdout)["verification"]["first"]["derived"] is None
+    assert run("replay", other, "--verify", "--until", 7).exit_code == 0
+    assert json.loads(run("replay", other, "--json").stdout)["verification"] is None
+
+
+def seated(workload: str) -> ProposedPlacement:
+    """A gang of two on two nodes."""
+    seats = tuple(Seat(rank=rank, node=f"n{rank + 1}", gpu_mask=0xFF) for rank in range(2))
+    return ProposedPlacement(workload=workload, attempt=1, seats=seats, shares=())
 
 
 @pytest.mark.parametrize(
