@@ -19,7 +19,7 @@ from streamsched.model.quantities import WHOLE
 from streamsched.scheduling.fair_share import comes_before, stand
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
     from streamsched.model.policy import Policy
     from streamsched.scheduling.draft import Draft
@@ -113,7 +113,8 @@ def offers_to(draft: Draft, claimant: Workload, guard_gpu_ms: int) -> list[Offer
 
 def may_take_from(draft: Draft, claimant: Budget, victim: Budget, guard_gpu_ms: int) -> bool:
     """Whether a leaf may take from another past its protection."""
-    return is_allowed(draft, *_below_common_ancestor(claimant, victim), guard_gpu_ms)
+    ours, theirs = _below_common_ancestor(claimant, victim)
+    return _is_allowed(draft, stand(draft, ours), stand(draft, theirs), guard_gpu_ms)
 
 
 def _fair_after(
@@ -150,13 +151,29 @@ def may_take(mine: Standing, other: Standing, guard_gpu_ms: int) -> bool:
 
 
 def refusal_of(draft: Draft, claimant: Budget, victim: Budget, guard_gpu_ms: int) -> int | None:
-    """Return how far use must move before a leaf may take from another; None if it may. See `distance`."""
-    if may_take_from(draft, claimant, victim, guard_gpu_ms):
-        return None
-    return distance(draft, *_below_common_ancestor(claimant, victim), guard_gpu_ms)
+    """Return how far use must move before a leaf may take from another; None if it may. See `_distance`."""
+    return _refusal(draft, *_below_common_ancestor(claimant, victim), (guard_gpu_ms,))
 
 
-def distance(draft: Draft, ours: Budget, theirs: Budget, guard_gpu_ms: int) -> int:
+def refusals(draft: Draft, leaf: Budget, guards: Sequence[int]) -> Iterator[tuple[Budget, int]]:
+    """Yield each vertex from which a leaf may not take with one of some guards, and how far use must move for that."""
+    for ours in leaf.path[:-1]:
+        if ours.parent is not None:
+            for theirs in ours.parent.children.values():
+                if theirs is not ours and (needed := _refusal(draft, ours, theirs, guards)) is not None:
+                    yield theirs, needed
+
+
+def _refusal(draft: Draft, ours: Budget, theirs: Budget, guards: Sequence[int]) -> int | None:
+    """Return the distance of two siblings with the first of the guards that keeps one from the other; None if none."""
+    mine, other = stand(draft, ours), stand(draft, theirs)
+    for guard_gpu_ms in guards:
+        if not _is_allowed(draft, mine, other, guard_gpu_ms):
+            return _distance(draft, ours, theirs, guard_gpu_ms)
+    return None
+
+
+def _distance(draft: Draft, ours: Budget, theirs: Budget, guard_gpu_ms: int) -> int:
     """Return how far the use of two siblings must move, each, before one may take from the other, which it may not.
 
     That is D GPU-milliseconds; entitlements then move by at most their quotas of D. With
@@ -174,18 +191,8 @@ def distance(draft: Draft, ours: Budget, theirs: Budget, guard_gpu_ms: int) -> i
     return 0
 
 
-def rivals(leaf: Budget) -> Iterator[tuple[Budget, Budget]]:
-    """Yield each pair of siblings that decides from whom a leaf may take: the one towards it, and the other."""
-    for ours in leaf.path[:-1]:
-        if ours.parent is not None:
-            for theirs in ours.parent.children.values():
-                if theirs is not ours:
-                    yield ours, theirs
-
-
-def is_allowed(draft: Draft, ours: Budget, theirs: Budget, guard_gpu_ms: int) -> bool:
+def _is_allowed(draft: Draft, mine: Standing, other: Standing, guard_gpu_ms: int) -> bool:
     """Whether what is below one sibling may take from what is below another, past its protection."""
-    mine, other = stand(draft, ours), stand(draft, theirs)
     if not may_take(mine, other, guard_gpu_ms):
         return False
     forbids = draft.state.policy.victim_under_budget is VictimUnderBudget.FORBID

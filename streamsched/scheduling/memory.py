@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from streamsched.model.policy import Order, UsageMode
-from streamsched.scheduling.guard import distance, is_allowed, rival_of, rivals
+from streamsched.scheduling.guard import refusals, rival_of
 from streamsched.scheduling.yardsticks import WaitingLine
 from streamsched.state.inventory import MAX_GPUS
 
@@ -135,12 +135,9 @@ class Memory:
         refused: set[Budget] = set()
         if guard_gpu_ms is not None:
             asks_of = (0, guard_gpu_ms) if promised_to_none else (guard_gpu_ms,)
-            for ours, theirs in rivals(workload.budget):
-                refusing = [guard for guard in asks_of if not is_allowed(draft, ours, theirs, guard)]
-                if refusing:
-                    needed = distance(draft, ours, theirs, refusing[0])
-                    slack = needed if slack is None else min(slack, needed)
-                    refused.add(theirs)
+            for theirs, needed in refusals(draft, workload.budget, asks_of):
+                slack = needed if slack is None else min(slack, needed)
+                refused.add(theirs)
         left_ms = (policy.guard_relaxation_ms or 0) - (draft.now_ms - workload.queued_ms)
         fading = (guard_gpu_ms or 0) // left_ms if left_ms > 0 else 0
         self._blocked[workload.id] = _Blocked(
