@@ -10,15 +10,24 @@ from functools import partial
 from itertools import chain
 from random import Random
 
-from streamsched.model.events import Record, Tick
+from streamsched.model.events import BudgetShare, BudgetTreeChanged, Record, Tick
 from streamsched.model.ledger import Entry
-from streamsched.model.quantities import MINUTE
+from streamsched.model.quantities import MINUTE, WHOLE
 from streamsched.scheduling.decision import decide
 from streamsched.scheduling.memory import Memory
 from streamsched.state.cluster import ClusterState
 from streamsched.state.snapshot import digest, freeze, thaw
 from streamsched.wire import codec
-from tests.benchmarks.clusters import LEAVES, budget_tree, canonical_cluster, fold, packed_cluster, places, request
+from tests.benchmarks.clusters import (
+    DAWN_MS,
+    LEAVES,
+    budget_tree,
+    canonical_cluster,
+    fold,
+    packed_cluster,
+    places,
+    request,
+)
 from tests.benchmarks.histories import philly_history
 from tests.benchmarks.measuring import Bound, Limit, Result, median_ratio, seconds, seconds_in_turns
 from tests.stories import cancelled, node, released, started, submitted
@@ -58,6 +67,18 @@ def measure(jobs: int = 3_000) -> Iterator[Result]:
         what = f"a submission and its decision, {case}: 20,000 waiting / 2,000 waiting"
         yield Result(what, statistics.median(many) / statistics.median(few), limit=BACKLOG_RATIO_MAX)
 
+    for budgets in (100, 1_000):
+        state = one_for_each(budgets)
+        proposal = decide(state)
+        placements = len(proposal.placements) if proposal is not None else 0
+        taken = statistics.median(seconds(partial(decide, state)) for _ in range(5))
+        what = f"decide where one workload waits in each of {budgets:,} budgets, each of {placements} placements"
+        yield Result(what, 1e6 * taken / placements, "us")
+
+    for nodes in (1_000, 10_000):
+        taken = statistics.median(seconds(partial(join, nodes)) for _ in range(3))
+        yield Result(f"{nodes:,} nodes join in random order, each", 1e6 * taken / nodes, "us")
+
     yield Result("memory of a waiting workload, of 100,000", memory_per_waiting(100_000), "bytes")
 
     for waiting in (2_000, 100_000):
@@ -71,6 +92,27 @@ def measure(jobs: int = 3_000) -> Iterator[Result]:
             ("thaw", partial(thaw, frozen)),
         ):
             yield Result(f"{what}: {name}", 1e3 * statistics.median(seconds(work) for _ in range(5)), "ms")
+
+
+def one_for_each(budgets: int) -> ClusterState:
+    """Return a cluster of 80 free GPUs, and one workload of one GPU in each of so many budgets of equal quota."""
+    names = [f"team-{number}" for number in range(budgets)]
+    shares = tuple(BudgetShare(budget=name, fraction_nano=WHOLE // budgets) for name in names)
+    state = ClusterState()
+    fold(state, DAWN_MS, [BudgetTreeChanged(change="teams", reason="a benchmark", budgets=shares)])
+    fold(state, DAWN_MS, [node(f"node-{number}") for number in range(10)])
+    fold(state, DAWN_MS, [submitted(f"waits-{name}", budget=name, gpus_per_rank=1) for name in names])
+    return state
+
+
+def join(nodes: int) -> ClusterState:
+    """Return a cluster whose nodes came in an order of their own, and whose pool is in the order of their places."""
+    names = [f"node-{number:05}" for number in range(nodes)]
+    Random(nodes).shuffle(names)
+    state = ClusterState()
+    fold(state, DAWN_MS, [node(name) for name in names])
+    assert all(len(pool.nodes) == nodes for pool in state.inventory.pools.values())
+    return state
 
 
 def fold_against_decoding(history: Sequence[Entry], rounds: int) -> tuple[list[float], list[float]]:

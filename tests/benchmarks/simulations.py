@@ -20,6 +20,7 @@ from pathlib import Path
 from streamsched.model.commands import Effects
 from streamsched.model.events import Record
 from streamsched.model.quantities import DAY, HOUR
+from streamsched.scheduling.scheduler import Scheduler
 from streamsched.simulation.demand import Demand
 from streamsched.simulation.history import HistoryKeeper
 from streamsched.simulation.simulator import simulate
@@ -35,6 +36,8 @@ JOBS = 49_875
 
 #: Five times the jobs, and a fifth more than that is allowed.
 JOBS_RATIO_MAX = Limit(Bound.AT_MOST, 6)
+#: A candidate that was looked at in vain is not looked at again before that may have changed.
+LOOKS_MAX = Limit(Bound.AT_MOST, 2)
 MEMORY_MB_MAX = Limit(Bound.AT_MOST, 200)
 
 
@@ -59,12 +62,14 @@ class Taken:
 
     Attributes:
         records: Those of its ledger.
+        looks: How often a candidate was looked at beyond what its size alone tells.
         waiting: The most that waited at a time.
         peak_mb: Resident memory at its peak, in millions of bytes, the interpreter and all modules included.
     """
 
     seconds: float
     records: int
+    looks: int
     waiting: int
     peak_mb: float
 
@@ -81,6 +86,7 @@ def measure() -> Iterator[Result]:
     yield Result(f"{what}: process time", whole.seconds, "s")
     yield Result(f"{what}: each record", whole.us_per_record, "us")
     yield Result(f"{what}: each submission and each end", 1e6 * whole.seconds / (2 * JOBS), "us")
+    yield Result(f"{what}: looks for each submission and each end", whole.looks / (2 * JOBS), limit=LOOKS_MAX)
     yield Result(f"{what}: peak memory", whole.peak_mb, "MB", MEMORY_MB_MAX)
     yield Result(f"{what}: time / that of 10,000 jobs", whole.seconds / fewer.seconds, limit=JOBS_RATIO_MAX)
     for haste in (100, 200, 400):
@@ -104,6 +110,7 @@ def taken(case: Case) -> Taken:
 def run(case: Case) -> Taken:
     """Run a case here."""
     demand = _demand(case)
+    scheduler = Scheduler()
     most = records = 0
 
     def count(_record: Record, _effects: Effects, state: ClusterState) -> None:
@@ -114,10 +121,10 @@ def run(case: Case) -> Taken:
     with tempfile.TemporaryDirectory() as directory:
         began = time.process_time()
         with HistoryKeeper(Path(directory) / "ledger.sqlite", "philly", SINCE_MS) as keeper:
-            simulate(demand, uniform_cluster(case.nodes), observers=[keeper, count])
+            simulate(demand, uniform_cluster(case.nodes), scheduler=scheduler, observers=[keeper, count])
         seconds = time.process_time() - began
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1_024 / 1e6
-    return Taken(seconds, records, most, peak_mb)
+    return Taken(seconds, records, scheduler.memory.looks, most, peak_mb)
 
 
 def _demand(case: Case) -> Demand:
