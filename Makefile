@@ -14,8 +14,9 @@ help:  ## List the targets
 demo: $(INSTALLED)  ## Schedule a slice of a real cluster trace and write a report; needs no broker
 	$(VENV)/bin/streamsched demo
 
-test: $(INSTALLED)  ## Run all tests, those on a real Kafka too; starts the broker itself
+test: $(INSTALLED)  ## Run all tests, those on a real Kafka and in a real Chromium too; starts the broker itself
 	@PYTHON=$(VENV)/bin/python sh deploy/preflight.sh broker
+	@$(VENV)/bin/python -m tests.unit.reporting.browser
 	$(VENV)/bin/pytest
 
 check: $(INSTALLED)  ## Lint, format, types and layers, as CI does

@@ -10,15 +10,11 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from streamsched.model.events import BudgetShare, BudgetTreeChanged, WorkloadSubmitted
-from streamsched.model.quantities import HOUR, MINUTE, WHOLE
-from streamsched.node.virtual_node import sleep_argv
+from streamsched.model.quantities import HOUR, MINUTE
 from streamsched.reporting.report import ReportText, render_report, write_report
-from streamsched.reporting.runs import ReportedRun, RunRecorder
+from streamsched.reporting.runs import ReportedRun
 from streamsched.reporting.terminal import outcome_tables
-from streamsched.simulation.demand import Demand, Submission
-from streamsched.simulation.simulator import simulate
-from streamsched.simulation.virtual_cluster import uniform_cluster
+from tests.unit.reporting.runs import in_turn, run_of
 
 TEXT = ReportText(
     title="A <small> day & night",
@@ -26,44 +22,11 @@ TEXT = ReportText(
     origin=("Made up for a test.",),
     commands=("streamsched replay x.sqlite",),
 )
-TREE = BudgetTreeChanged(
-    change="c1",
-    reason="begin",
-    budgets=(
-        BudgetShare(budget="blue", fraction_nano=WHOLE // 2),
-        BudgetShare(budget="idle", fraction_nano=WHOLE // 4),
-        BudgetShare(budget="red", fraction_nano=WHOLE // 4),
-    ),
-)
-
-
-def run_of(*asked: tuple[int, str, int, int], until_ms: int = 4 * HOUR) -> ReportedRun:
-    """Serve (when, budget, run time, min runtime) on one node of 8 GPUs, each asking for all of it."""
-    submissions = tuple(
-        Submission(
-            at_ms,
-            WorkloadSubmitted(
-                workload=f"w{number}",
-                budget=budget,
-                ranks=1,
-                gpus_per_rank=8,
-                min_runtime_ms=min_ms,
-                resumable=True,
-                command=sleep_argv(run_ms),
-            ),
-            run_ms,
-        )
-        for number, (at_ms, budget, run_ms, min_ms) in enumerate(asked)
-    )
-    recorder = RunRecorder()
-    state = simulate(Demand(submissions, TREE), uniform_cluster(1), since_ms=0, until_ms=until_ms, observers=[recorder])
-    return recorder.run("as it was", state, until_ms=until_ms)
 
 
 @pytest.fixture
 def run() -> ReportedRun:
-    """red runs 0:00 to 1:00, blue waits from 0:30 and runs to 3:00; a second red waits from 2:00 and runs to 4:00."""
-    return run_of((0, "red", HOUR, HOUR), (30 * MINUTE, "blue", 2 * HOUR, 2 * HOUR), (2 * HOUR, "red", HOUR, HOUR))
+    return in_turn()
 
 
 class Page(HTMLParser):
