@@ -1,4 +1,4 @@
-"""Run a file of cases: ``python -m tests.conformance fair-share FILE [--table PAGE]``. Ends with 1 if a case fails."""
+"""Run a file of cases: ``python -m tests.conformance FAMILY FILE [--table PAGE]``. Ends with 1 if a case fails."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from tests.conformance.cases import load
 from tests.conformance.fair_share import FAIR_SHARE
 from tests.conformance.running import Family, Result
 from tests.conformance.table import page
+from tests.conformance.topology import TOPOLOGY
 
-FAMILIES: Mapping[str, Family] = {"fair-share": FAIR_SHARE}
+FAMILIES: Mapping[str, Family] = {"fair-share": FAIR_SHARE, "topology": TOPOLOGY}
 
 
 def main(arguments: list[str] | None = None) -> int:

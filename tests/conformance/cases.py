@@ -20,11 +20,14 @@ class Relation(StrEnum):
     DIFFERS = "differs"
     INFORMATIVE = "informative"
     OUT_OF_SCOPE = "n/a"
+    #: Of a placement: any correct scheduler must reproduce it, or it depends on the policy that the case names.
+    HARD = "hard"
+    POLICY = "policy"
 
     @property
     def must_hold(self) -> bool:
         """Whether our scheduler must give what the case expects."""
-        return self in (Relation.DERIVED, Relation.MATCH, Relation.VARIANT)
+        return self in (Relation.DERIVED, Relation.MATCH, Relation.VARIANT, Relation.HARD, Relation.POLICY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,23 @@ def load(path: Path) -> list[Case]:
     """Read the cases of a file: the derived ones first, then the published ones, each group as it stands there."""
     document = json.loads(path.read_text(encoding="utf-8"))
     derived = [_case(entry, Relation.DERIVED) for entry in document.get("derived_cases", ())]
-    return derived + [_case(entry, Relation(entry["ours"]["relation"])) for entry in document["cases"]]
+    return derived + [_published_case(entry) for entry in document["cases"]]
+
+
+def _published_case(entry: Mapping[str, Any]) -> Case:
+    """Read a published case; those of topology have their facts beside their name."""
+    if "hard_constraint_only" not in entry:
+        return _case(entry, Relation(entry["ours"]["relation"]))
+    return Case(
+        id=entry["id"],
+        kind=entry["kind"],
+        title=entry["title"],
+        given=entry,
+        expected=entry["expect"],
+        relation=Relation.HARD if entry["hard_constraint_only"] else Relation.POLICY,
+        note="",
+        origin=_origin(entry["origin"]),
+    )
 
 
 def _case(entry: Mapping[str, Any], relation: Relation) -> Case:
@@ -70,7 +89,8 @@ def _case(entry: Mapping[str, Any], relation: Relation) -> Case:
 
 
 def _origin(origin: Mapping[str, Any]) -> str:
-    repo, file, section = origin.get("repo"), origin.get("file"), origin.get("test_or_section")
+    repo = origin.get("repo")
+    file, section = origin.get("file", origin.get("where")), origin.get("test_or_section", origin.get("test"))
     commit = str(origin.get("commit") or "")[:10]
     where = f"{repo}@{commit}" if repo and commit else repo
     return ", ".join(str(part) for part in (where, file, section) if part)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import StrEnum
 from fractions import Fraction
@@ -58,15 +58,19 @@ class Family:
     Attributes:
         runners: How each kind is run.
         departures: By id, the cases that ours departs from.
+        left_out: Says why a case that should hold is not run; empty when it is.
     """
 
     runners: Mapping[str, Runner]
     departures: Mapping[str, Departure]
+    left_out: Callable[[Case], str] = field(default=lambda _: "")
 
     def run(self, case: Case) -> Outcome:
         """Run one case."""
         if not case.relation.must_hold:
             return Outcome(case, Result.SKIPPED, f"{case.relation}: {case.note or _WHY_NOT[case.relation]}")
+        if why := self.left_out(case):
+            return Outcome(case, Result.SKIPPED, f"left out: {why}")
         runner = self.runners.get(case.kind)
         if runner is None:
             return Outcome(case, Result.FAILED, f"there is no way to run kind {case.kind!r}")

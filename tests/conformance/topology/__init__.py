@@ -1,0 +1,16 @@
+"""Cases of topology-aware placement, run through the search for seats and the validation of requests."""
+
+from tests.conformance.running import Family
+from tests.conformance.topology import placement, ranks, validation
+from tests.conformance.topology.departures import DEPARTURES, left_out
+
+TOPOLOGY = Family(
+    runners={
+        "placement": placement.placement,
+        "validation": validation.validation,
+        "rank": ranks.rank,
+        "metric": ranks.logical_groups,
+    },
+    departures=DEPARTURES,
+    left_out=left_out,
+)
