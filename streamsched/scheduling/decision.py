@@ -26,8 +26,11 @@ from streamsched.scheduling.fair_share import Turns, share_lines
 from streamsched.scheduling.guard import Offer, guard_of, offers_to
 from streamsched.scheduling.placement import place
 from streamsched.scheduling.preemption import Shortage, displace, preempt
+from streamsched.scheduling.recovery import seat_again
 from streamsched.scheduling.reservation import promise, spans_nodes
+from streamsched.scheduling.reserves import kept_from
 from streamsched.state.disruption import DisruptionBudget
+from streamsched.state.recoveries import waits
 
 if TYPE_CHECKING:
     from streamsched.scheduling.draft import DraftPool
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from streamsched.state.backlog import Backlog, ShapeQueue
     from streamsched.state.cluster import ClusterState
     from streamsched.state.inventory import Pool, RunKey
+    from streamsched.state.recoveries import Recovering
     from streamsched.state.reservations import Reservation
     from streamsched.state.usage import Budget
     from streamsched.state.workloads import Shape, Workload
@@ -57,6 +61,8 @@ def decide(state: ClusterState, memory: Memory | None = None) -> RoundProposed |
         The proposal for the open round, each item with its arithmetic; None when there is nothing to do.
     """
     decision = _Decision(state, memory)
+    for recovery in state.recoveries.values():
+        decision.recover(recovery)
     for reservation in state.reservations.values():
         decision.keep_promise(reservation)
     for backlog, allocated in ((state.allocated, True), (state.unallocated, False)):
@@ -104,6 +110,24 @@ class _Decision:
 
     def __post_init__(self) -> None:
         self.draft = Draft(self.state)
+
+    # --- gangs that have lost nodes ---
+
+    def recover(self, recovery: Recovering) -> None:
+        """Seat a gang that has lost nodes where the others of its nodes are; it takes no turn for that."""
+        workload = self.state.workloads[recovery.workload]
+        if not waits(self.state, workload) or self._is_full(workload):
+            return
+        if self.memory is not None and self.memory.recovers_in_vain(self.state, workload.id):
+            self.passed_over = True
+            return
+        found = seat_again(self.draft, recovery)
+        if found is not None:
+            self._give(workload, _Found(*found))
+            return
+        self.passed_over = True
+        if self.memory is not None and not self.placements:
+            self.memory.note_recovery(self.state, workload.id)
 
     # --- reserved work ---
 
@@ -178,6 +202,11 @@ class _Decision:
                 taken = draft.taken[queue] = draft.taken.get(queue, 0) + 1
             else:
                 self.passed_over = True
+                if not allocated and not is_idle:
+                    # There are GPUs enough, but no domain, or none that is not reserved: so it is for all of its shape.
+                    del hopeful[queue.shape]
+                    turns = None
+                    continue
                 taken = draft.taken[queue] = queue.next_order(draft.taken.get(queue, 0))
             if taken == len(queue.entries):
                 hopeful[queue.shape].remove(queue)
@@ -272,6 +301,8 @@ class _Decision:
             (draft.pool(pool), draft.nodes_for(pool, shape, allocated=allocated, claimant=workload.id))
             for pool in state.inventory.candidates(wanted)
         ]
+        if state.policy.domain_reserves:
+            pools = [(pool, nodes & ~kept_from(state.policy, pool, workload)) for pool, nodes in pools]
         for pool, nodes in pools:
             seats = place(state.policy, pool, workload, nodes)
             if seats is not None:

@@ -60,12 +60,14 @@ class _Blocked:
 class Memory:
     """The blocked candidates of one scheduler, by workload."""
 
-    __slots__ = ("_blocked", "_is_restless", "leaves_nothing", "line", "looks")
+    __slots__ = ("_blocked", "_is_restless", "_recoveries", "leaves_nothing", "line", "looks")
 
     def __init__(self) -> None:
         self._blocked: dict[str, _Blocked] = {}
         #: Whether something is blocked of which it is not known how long that holds.
         self._is_restless = False
+        #: On what state each recovery was last in vain: its epoch and its gains.
+        self._recoveries: dict[str, tuple[_Epoch, int]] = {}
         #: How often a candidate was looked at beyond what its size alone tells.
         self.looks = 0
         #: Whether there is room for nothing that waits in what the last proposal leaves, nothing being promised.
@@ -151,12 +153,25 @@ class Memory:
             refused=None if promised_to_none else frozenset(refused),
         )
 
+    def recovers_in_vain(self, state: ClusterState, workload: str) -> bool:
+        """Whether a gang that recovers would look for places in vain again, since nothing came free and it stays put.
+
+        Time alone does not help it: its next step, as all that ends a promise, begins another epoch.
+        """
+        return self._recoveries.get(workload) == (_epoch(state), state.inventory.gains)
+
+    def note_recovery(self, state: ClusterState, workload: str) -> None:
+        """Note that a gang that recovers found no places, with nothing given away before in this decision."""
+        self._recoveries[workload] = (_epoch(state), state.inventory.gains)
+
     def review_ms(self, state: ClusterState) -> int | None:
         """Return when time alone may let a candidate be seated; None for never. Forgets those that no longer wait."""
         blocked = self._blocked
         gone = [id_ for id_ in blocked if id_ not in state.workloads or state.workloads[id_].queue_key is None]
         for id_ in gone:
             del blocked[id_]
+        for id_ in [id_ for id_ in self._recoveries if id_ not in state.recoveries]:
+            del self._recoveries[id_]
         if self._is_restless:
             self._is_restless = False
             return state.now_ms + state.policy.review_ms

@@ -14,20 +14,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from streamsched.model.events import Seat
-from streamsched.model.policy import ReserveUse
 from streamsched.model.topology import TopologyRequest
-from streamsched.scheduling.affinity import Ask, NoFit, reserve_places, seat_gang
+from streamsched.scheduling.affinity import Ask, NoFit, seat_gang
+from streamsched.scheduling.reserves import last_resort
 from streamsched.state.inventory import MAX_GPUS, as_truths
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from numpy.typing import NDArray
-
-    from streamsched.model.policy import DomainReserve, Policy
+    from streamsched.model.policy import Policy
     from streamsched.scheduling.draft import DraftPool
     from streamsched.state.inventory import Node
-    from streamsched.state.topology import PoolTree
     from streamsched.state.workloads import Workload
 
 #: A node, and the GPUs that ranks take of it.
@@ -82,8 +79,7 @@ def place(policy: Policy, pool: DraftPool, gang: Workload, nodes: int) -> tuple[
 def _place_by_topology(policy: Policy, pool: DraftPool, gang: Workload, nodes: int) -> tuple[Seat, ...] | None:
     """Seat a gang as its layers and the domains of the pool want it."""
     free = np.where(as_truths(nodes, len(pool.nodes)), pool.free.gpus, 0)
-    reserve = reserve_for(policy, pool, gang, free)
-    found = seat_gang(pool.pool.tree, free, ask_of(gang, policy), reserve)
+    found = seat_gang(pool.pool.tree, free, ask_of(gang, policy), last_resort(policy, pool, gang))
     if isinstance(found, NoFit):
         return None
     order = order_of(gang, found.seats)
@@ -111,40 +107,6 @@ def ask_of(gang: Workload, policy: Policy) -> Ask:
         score=policy.fragment_score,
         symmetric=asked.symmetric,
     )
-
-
-def reserve_for(
-    policy: Policy, pool: DraftPool, gang: Workload, free: NDArray[np.int16], *, recovers: bool = False
-) -> NDArray[np.int32] | None:
-    """Return the nodes that a gang may use only when it fits nowhere else; what it may not use is taken out of `free`.
-
-    Args:
-        policy: Its reserves.
-        pool: Where to look.
-        gang: Who asks.
-        free: GPUs that each node offers to it; changed.
-        recovers: Whether it lost a node and asks for another.
-    """
-    own: list[DomainReserve] = []
-    others: list[DomainReserve] = []
-    for reserve in policy.domain_reserves:
-        may_use = (
-            recovers
-            or reserve.use is ReserveUse.ANY
-            or (reserve.priority is not None and gang.is_allocated and gang.priority >= reserve.priority)
-        )
-        (own if may_use else others).append(reserve)
-    if not own and not others:
-        return None
-    tree = pool.pool.tree
-    idle = free == np.array([node.gpus for node in pool.nodes], np.int16)
-    if others:
-        free[_places(tree, idle, others) > 0] = 0
-    return _places(tree, idle, own) if own else None
-
-
-def _places(tree: PoolTree, idle: NDArray[np.bool_], reserves: list[DomainReserve]) -> NDArray[np.int32]:
-    return reserve_places(tree, idle, [(reserve.level, reserve.domain, reserve.nodes) for reserve in reserves])
 
 
 def order_of(gang: Workload, seats: Iterable[tuple[int, int]]) -> tuple[tuple[int, int, int], ...]:

@@ -1,7 +1,8 @@
 """Nodes that are kept free in each domain, for gangs that find no room beside them.
 
 The reserved nodes of a domain are numbered: the last by place is the first to be kept and the last to be used. A gang
-that needs them draws on all domains alike, those that keep the most first.
+that needs them draws on all domains alike, those that keep the most first. Which reserves a gang may draw on, its
+priority and the policy say; to others their nodes are not there.
 
 Source: `topology.md`, sections 1.7 and 9.7.
 """
@@ -12,13 +13,46 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from streamsched.model.policy import ReserveUse
+from streamsched.state.inventory import as_bits
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
+    from streamsched.model.policy import DomainReserve, Policy
+    from streamsched.scheduling.draft import DraftPool
     from streamsched.scheduling.fragmentation import Counts
     from streamsched.state.topology import PoolTree
+    from streamsched.state.workloads import Workload
+
+
+def kept_from(policy: Policy, pool: DraftPool, gang: Workload) -> int:
+    """Return the nodes that are reserved and that a gang may not use, as bits."""
+    others = [reserve for reserve in policy.domain_reserves if not _may_draw(reserve, gang)]
+    return as_bits(_reserved(pool, others) > 0) if others else 0
+
+
+def last_resort(policy: Policy, pool: DraftPool, gang: Workload, *, recovers: bool = False) -> NDArray[np.int32] | None:
+    """Return the places of the nodes that a gang may use only when it fits nowhere else; None where there are none.
+
+    Who recovers may use all of them.
+    """
+    own = [reserve for reserve in policy.domain_reserves if recovers or _may_draw(reserve, gang)]
+    return _reserved(pool, own) if own else None
+
+
+def _may_draw(reserve: DomainReserve, gang: Workload) -> bool:
+    if reserve.use is ReserveUse.ANY:
+        return True
+    return reserve.priority is not None and gang.is_allocated and gang.priority >= reserve.priority
+
+
+def _reserved(pool: DraftPool, reserves: list[DomainReserve]) -> NDArray[np.int32]:
+    free = pool.free.gpus
+    idle = (free == np.fromiter((node.gpus for node in pool.nodes), np.int16, len(pool.nodes))) & (free > 0)
+    return reserve_places(pool.pool.tree, idle, [(one.level, one.domain, one.nodes) for one in reserves])
 
 
 def reserve_places(

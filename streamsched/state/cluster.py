@@ -40,12 +40,13 @@ from streamsched.model.events import (
     WorkloadSubmitted,
 )
 from streamsched.model.policy import DEFAULT_POLICY, Policy
-from streamsched.state import machines, requests, rounds, runs
+from streamsched.state import machines, recoveries, requests, rounds, runs
 from streamsched.state.backlog import Backlog
 from streamsched.state.dispatch import Dispatch
 from streamsched.state.disruption import DisruptionBudget
 from streamsched.state.inventory import Inventory, Node, RunKey
 from streamsched.state.reasons import Ignored
+from streamsched.state.recoveries import Recovering
 from streamsched.state.reservations import Reservation
 from streamsched.state.timers import Due, Timers
 from streamsched.state.usage import Budget, BudgetTree
@@ -114,6 +115,8 @@ class ClusterState:
 
         #: Promises by claimant, in the order in which they were made.
         self.reservations: dict[str, Reservation] = {}
+        #: Gangs that have lost nodes, in the order in which that was noticed.
+        self.recoveries: dict[str, Recovering] = {}
         #: Preemptions of allocated work that are not forgiven yet, by pool.
         self.disruption: dict[str, DisruptionBudget] = {}
 
@@ -309,6 +312,8 @@ class ClusterState:
                 machines.give_up(self, workload)
             case Due.WARNING:
                 runs.warn(self, workload)
+            case Due.RECOVERY_WIDENS:
+                recoveries.widen(self, workload)
             case Due.PLAN_EXPIRES:
                 rounds.fail_plan(self, workload, setback=True)
             case Due.START_DEADLINE:

@@ -24,6 +24,7 @@ def check(state: ClusterState) -> None:
     _check_drains(state)
     _check_rooms(state)
     _check_gangs(state)
+    _check_recoveries(state)
     _check_budgets(state)
     _check_backlog(state)
 
@@ -53,6 +54,19 @@ def _check_nodes(state: ClusterState) -> None:
             for other in (*node.held.values(), *node.orphans.values()):
                 held |= other
             _demand(mask & held == waits, f"node {node.id}: {key} waits for {waits:b}, but {mask & held:b} is held")
+        pinned = 0
+        for id_, mask in node.pins.items():
+            recovery = state.recoveries.get(id_)
+            _demand(
+                recovery is not None and recovery.pins.get(node.id) == mask,
+                f"node {node.id}: {mask:b} is pinned for {id_}, which does not recover with it",
+            )
+            own = sum(held for key, held in node.held.items() if key[0] == id_)
+            others = sum(node.held.values()) - own | claimed
+            _demand(node.takes_work, f"node {node.id}: GPUs are pinned for {id_}, and it takes no work")
+            _demand(not mask & (pinned | others), f"node {node.id}: GPUs {mask:b} pinned for {id_} have another owner")
+            pinned |= mask
+        taken |= pinned
         _demand(node.free_mask == node.all_mask & ~taken, f"node {node.id}: {node.free_mask:b} is not what is free")
         for key, mask in node.preemptible.items():
             _demand(node.held.get(key) == mask, f"node {node.id}: preemptible {key} does not hold what it should")
@@ -162,6 +176,18 @@ def _check_gangs(state: ClusterState) -> None:
         if workload.phase is Phase.PLANNED:
             _demand(bool(run.awaited) and not run.held, f"{workload.id}: planned, and waits for nothing")
     _demand(not held, f"nodes hold GPUs for runs that do not exist: {sorted(held)}")
+
+
+def _check_recoveries(state: ClusterState) -> None:
+    """Who recovers is stopping or waits outside the backlog, keeps something, and all of it lies on nodes."""
+    for id_, recovery in state.recoveries.items():
+        workload = state.workloads[id_]
+        waits = workload.phase is Phase.QUEUED
+        _demand(waits or workload.phase is Phase.STOPPING, f"{id_}: recovers, and is {workload.phase}")
+        _demand(workload.queue_key is None, f"{id_}: recovers, and waits in the backlog too")
+        _demand(bool(recovery.pins), f"{id_}: recovers, and keeps nothing")
+        for node, mask in recovery.pins.items():
+            _demand(state.nodes[node].pins.get(id_) == mask, f"{id_}: {mask:b} of {node} are not pinned for it there")
 
 
 def _check_budgets(state: ClusterState) -> None:

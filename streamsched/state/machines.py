@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from streamsched.model.commands import NodeEmptied, Receipt, ReceiptStatus, StopReason
 from streamsched.model.events import Drain, NodeHealth
 from streamsched.model.identifiers import command_order
-from streamsched.state import rounds, runs, straddling
+from streamsched.state import recoveries, rounds, runs, straddling
 from streamsched.state.inventory import Node
 from streamsched.state.reasons import Ignored
 from streamsched.state.workloads import Phase, is_unprotected
@@ -190,6 +190,7 @@ def _file(state: ClusterState, node: Node) -> None:
 def _give_up_plans(state: ClusterState, node: Node) -> None:
     """Give up what waits for a node that takes no work any more."""
     rounds.leave_reservations(state, node.id)
+    recoveries.unpin(state, node)
     for key in sorted(node.claims):
         rounds.fail_plan(state, state.workloads[key[0]], setback=False)
 
@@ -279,6 +280,8 @@ def take_inventory(state: ClusterState, fact: NodeInventoryReported) -> None:
         node.find_place()
         state.inventory.add(node)
         # Whatever had GPUs that are no longer there has lost them.
+        if any(moved or mask & ~node.all_mask for mask in node.pins.values()):
+            recoveries.unpin(state, node)
         for key in sorted(key for key, mask in node.claims.items() if moved or mask & ~node.all_mask):
             rounds.fail_plan(state, state.workloads[key[0]], setback=False)
         for key in sorted(key for key, mask in node.held.items() if moved or mask & ~node.all_mask):

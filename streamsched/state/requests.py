@@ -13,7 +13,7 @@ from streamsched.model.commands import Receipt, ReceiptStatus, StopReason
 from streamsched.model.events import trusted
 from streamsched.model.quantities import format_duration
 from streamsched.model.topology import objection_to_levels
-from streamsched.state import corrections, rounds, runs, straddling
+from streamsched.state import corrections, recoveries, rounds, runs, straddling
 from streamsched.state.reasons import Ignored
 from streamsched.state.workloads import Commitment, Finished, Phase, Workload, contract_fingerprint
 
@@ -333,6 +333,7 @@ def adopt(state: ClusterState, fact: PolicyAdopted) -> None:
             state.timers.await_patience(workload, fact.policy, state.now_ms)
     state.budgets.follow(fact.policy, state.now_ms)
     state.inventory.follow(fact.policy)
+    recoveries.follow_policy(state)
     if renames:
         straddling.recheck(state, state.workloads)
     receipt = Receipt(status=ReceiptStatus.ACCEPTED, cursor=state.next_cursor - 1, corr=fact.corr)

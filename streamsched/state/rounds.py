@@ -11,7 +11,7 @@ from streamsched.model.commands import StopReason
 from streamsched.model.events import TakeRule
 from streamsched.model.policy import Scheme
 from streamsched.model.quantities import WHOLE
-from streamsched.state import limits, runs, straddling
+from streamsched.state import limits, recoveries, runs, straddling
 from streamsched.state.disruption import DisruptionBudget
 from streamsched.state.reasons import Ignored, Void
 from streamsched.state.reservations import Reservation
@@ -46,7 +46,7 @@ def close_round(state: ClusterState, proposal: RoundProposed) -> None:
 def _objection_to(state: ClusterState, item: ProposedPlacement) -> Void | None:
     """Check an item against the state as it is now, not as it was when somebody decided."""
     workload = state.workloads.get(item.workload)
-    if workload is None or workload.queue_key is None:
+    if workload is None or (workload.queue_key is None and not recoveries.waits(state, workload)):
         return Void.NOT_QUEUED
     if item.attempt != workload.attempt + 1:
         return Void.OTHER_ATTEMPT
@@ -80,7 +80,8 @@ def _objection_to(state: ClusterState, item: ProposedPlacement) -> Void | None:
             home = node.home
         if node.home != home or workload.pool not in (None, node.pool):
             return Void.WRONG_SEATS
-        if mask & ~(node.free_mask | freed.get(node_id, 0)):
+        pinned = node.pins.get(workload.id, 0) & node.unheld_mask
+        if mask & ~(node.free_mask | freed.get(node_id, 0) | pinned):
             return Void.GPU_TAKEN
     if workload.topology is not None:
         seated = [state.nodes[seat.node] for seat in item.seats]
@@ -93,6 +94,7 @@ def _accept(state: ClusterState, item: ProposedPlacement) -> None:
     """Give a gang its seats, at once or when its victims have gone."""
     workload = state.workloads[item.workload]
     runs.dequeue(state, workload)
+    recoveries.end(state, workload.id)
     workload.attempt += 1
     run = Run(item.attempt, item.seats, workload.gpus, state.next_cursor - 1, state.now_ms)
     workload.run = run

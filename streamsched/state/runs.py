@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from streamsched.model.commands import Place, Receipt, ReceiptStatus, Stop, StopReason
 from streamsched.model.events import ReleaseOutcome, trusted
 from streamsched.model.quantities import MINUTE, SECOND, format_duration, format_instant
-from streamsched.state import corrections
+from streamsched.state import corrections, recoveries
 from streamsched.state.reasons import Ignored
 from streamsched.state.workloads import Commitment, Finished, Phase, Run, Workload
 
@@ -231,6 +231,7 @@ def stop(state: ClusterState, workload: Workload, reason: StopReason, beneficiar
     workload.phase = Phase.STOPPING
     drop_commitment(state, workload)
     state.touch(workload)
+    recoveries.begin(state, workload, reason)
     key = (workload.id, run.attempt)
     state.shield(workload)
     grace = grace_of(state, workload)
@@ -330,6 +331,8 @@ def back_to_queue(state: ClusterState, workload: Workload, *, hold: bool) -> Non
     if budget.closed or budget.children:
         workload.count_queued(-workload.gpus)
         finish(state, workload, Phase.REJECTED, f"budget {budget.id!r} takes no work any more")
+    elif workload.id in state.recoveries:
+        recoveries.wait(state, workload)
     elif hold:
         workload.setbacks += 1
         wait = min(_SETBACK_FIRST_MS << min(workload.setbacks - 1, 20), _SETBACK_LAST_MS)
@@ -346,6 +349,7 @@ def finish(state: ClusterState, workload: Workload, phase: Phase, reason: str) -
     state.touch(workload)
     if state.reservations.pop(workload.id, None) is not None:
         state.matured += 1
+    recoveries.end(state, workload.id)
     workload.phase = phase
     workload.run = None
     del state.workloads[workload.id]

@@ -22,6 +22,7 @@ from streamsched.state.cluster import LAYOUT, ClusterState, SourceGap
 from streamsched.state.disruption import DisruptionBudget
 from streamsched.state.fading import FadingSum
 from streamsched.state.inventory import Node
+from streamsched.state.recoveries import Recovering
 from streamsched.state.reservations import Reservation
 from streamsched.state.usage import Budget, BudgetTree, SlidingUse
 from streamsched.state.workloads import Commitment, Finished, Phase, Run, Workload, is_unprotected
@@ -62,6 +63,7 @@ def freeze(state: ClusterState) -> bytes:
             "reservations": [
                 [r.workload, r.pool, r.nodes, r.start_ms, r.since_ms, r.cursor] for r in state.reservations.values()
             ],
+            "recoveries": [_recovery_out(recovery) for recovery in state.recoveries.values()],
             "disruption": [[pool, d.spent, d.as_of_ms] for pool, d in sorted(state.disruption.items())],
             "adjustments": [list(item) for item in state.adjustments.items()],
             "scheduled": [fact.model_dump(mode="json") for fact in state.scheduled],
@@ -102,6 +104,9 @@ def thaw(data: bytes) -> ClusterState:
             state.draining[node.id] = None
     for id_, health, reason, fatal in fields["awaited_nodes"]:
         state.awaited_nodes[id_] = (NodeHealth(health), reason, fatal)
+    for item in fields["recoveries"]:
+        recovery = _recovery_in(item)
+        state.recoveries[recovery.workload] = recovery
     for item in fields["workloads"]:
         _restore_workload(state, _workload_in(item, budgets))
     for id_, phase, reason, cursor, at_ms, attempts, fingerprint in fields["finished"]:
@@ -374,8 +379,7 @@ _PLAIN_OF_RUN = (
 
 
 def _run_in(item: dict[str, Any]) -> Run:
-    seats = tuple(Seat(rank=rank, node=node, gpu_mask=mask) for rank, node, mask in item["seats"])
-    run = Run(item["attempt"], seats, item["gpus"], item["decided_at"], item["planned_ms"])
+    run = Run(item["attempt"], _seats_in(item["seats"]), item["gpus"], item["decided_at"], item["planned_ms"])
     run.rate, run.min_ms = item["rate"], item["min_ms"]
     run.held = dict(item["held"])
     run.awaited = dict(item["awaited"])
@@ -390,6 +394,26 @@ def _run_in(item: dict[str, Any]) -> Run:
     return run
 
 
+def _recovery_out(recovery: Recovering) -> list[Any]:
+    return [
+        recovery.workload,
+        [[seat.rank, seat.node, seat.gpu_mask] for seat in recovery.seats],
+        recovery.since_ms,
+        [[node, mask] for node, mask in recovery.pins.items()],
+        recovery.step,
+        recovery.widens_ms,
+    ]
+
+
+def _recovery_in(item: list[Any]) -> Recovering:
+    workload, seats, since_ms, pins, step, widens_ms = item
+    return Recovering(workload, _seats_in(seats), since_ms, dict(pins), step, widens_ms)
+
+
+def _seats_in(items: list[list[Any]]) -> tuple[Seat, ...]:
+    return tuple(Seat(rank=rank, node=node, gpu_mask=mask) for rank, node, mask in items)
+
+
 def _restore_workload(state: ClusterState, restored: tuple[Workload, bool]) -> None:
     """Put a workload back, with all that is derived from it: its place in the backlog, its GPUs, its timers."""
     workload, filed = restored
@@ -399,8 +423,14 @@ def _restore_workload(state: ClusterState, restored: tuple[Workload, bool]) -> N
         state.timers.await_patience(workload, state.policy, state.now_ms)
     run = workload.run
     key = (workload.id, workload.attempt)
+    recovery = state.recoveries.get(workload.id)
+    if recovery is not None:
+        state.timers.recover(recovery, workload.attempt)
+        for node_id, mask in recovery.pins.items():
+            state.nodes[node_id].pins[workload.id] = mask
+            state.inventory.refile(state.nodes[node_id])
     if run is None:
-        if not filed:
+        if not filed and recovery is None:
             state.timers.set(workload)
         return
     has = run.gpus if workload.phase is Phase.PLANNED else sum(mask.bit_count() for mask in run.held.values())

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from streamsched.model.policy import Policy
     from streamsched.state.cluster import ClusterState
     from streamsched.state.inventory import Node
+    from streamsched.state.recoveries import Recovering
     from streamsched.state.reservations import Reservation
 
 
@@ -35,6 +36,8 @@ class Due(IntEnum):
     RESERVATION_OVER = 7
     #: An interactive session is told that its protection is about to end.
     WARNING = 8
+    #: A recovery in vain may move more of its gang.
+    RECOVERY_WIDENS = 9
 
 
 #: What the deadline of a run means in each phase.
@@ -90,6 +93,11 @@ class Timers:
         """Set when an interactive session is warned."""
         if workload.run is not None and workload.run.warn_ms is not None:
             heapq.heappush(self._deadlines, (workload.run.warn_ms, Due.WARNING, workload.id, workload.attempt))
+
+    def recover(self, recovery: Recovering, attempt: int) -> None:
+        """Set when a recovery widens."""
+        if recovery.widens_ms is not None:
+            heapq.heappush(self._deadlines, (recovery.widens_ms, Due.RECOVERY_WIDENS, recovery.workload, attempt))
 
     def hold_down(self, node: Node) -> None:
         """Set when a node that is held down takes work again."""
@@ -169,7 +177,10 @@ def _is_pending(timer: _Timer, state: ClusterState) -> bool:
     if workload is None or workload.attempt != number:
         return False
     if due is Due.HOLD_OVER:
-        return workload.run is None and workload.queue_key is None and workload.held_until_ms == due_ms
+        is_held = workload.run is None and workload.queue_key is None and id_ not in state.recoveries
+        return is_held and workload.held_until_ms == due_ms
+    if due is Due.RECOVERY_WIDENS:
+        return id_ in state.recoveries and state.recoveries[id_].widens_ms == due_ms
     if due is Due.PATIENCE_OVER:
         return workload.queue_key is not None and due_ms in _moments_of(workload, state.policy)
     if due is Due.WARNING:

@@ -1,0 +1,244 @@
+"""Gangs that lose nodes: who stays, who moves and where to, and when more of them may.
+
+Source: `topology.md`, section 4.3; the published cases mc-23, mc-25, mc-26 and mc-27.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from streamsched.model.events import (
+    NodeHealth,
+    NodeInventoryReported,
+    ProposedPlacement,
+    ReleaseOutcome,
+    RoundProposed,
+    Seat,
+)
+from streamsched.model.policy import Levels
+from streamsched.model.quantities import MINUTE
+from streamsched.model.topology import Layer, Recovery, TopologyRequest
+from streamsched.scheduling.recovery import stay_put
+from streamsched.state.snapshot import digest, freeze, thaw
+from tests.stories import Story, adopted, budgets, cancelled, health, node, submitted, unallocated
+
+LEVELS = (Levels(names=("sp",)),)
+
+
+def in_groups(ranks: int, recovery: Recovery | None = None) -> TopologyRequest:
+    """Each so many ranks share a supernode."""
+    return TopologyRequest(layers=(Layer(level="sp", ranks=ranks),), recovery=recovery)
+
+
+def cluster(**sizes: int) -> list[NodeInventoryReported]:
+    """Supernodes A, B, ... with nodes a0, a1, ..."""
+    return [node(f"{name.lower()}{number}", domains=(name,)) for name, size in sizes.items() for number in range(size)]
+
+
+def seat(story: Story, workload: str, *nodes: str) -> None:
+    """Give a gang whole nodes, in rank order, and start it."""
+    seats = tuple(Seat(rank=rank, node=name, gpu_mask=0xFF) for rank, name in enumerate(nodes))
+    placement = ProposedPlacement(workload=workload, attempt=1, seats=seats, shares=())
+    story.tell(RoundProposed(round=story.state.closed_round + 1, based_on=0, policy_version=0, placements=(placement,)))
+    assert not story.state.void
+    story.start(workload)
+
+
+def running(nodes: list[NodeInventoryReported], topology: TopologyRequest, *seats: str) -> Story:
+    """A gang that runs on these nodes, in rank order."""
+    story = Story(budgets(a=1), adopted(levels=LEVELS), nodes)
+    story.tell(submitted("gang", ranks=len(seats), topology=topology))
+    seat(story, "gang", *seats)
+    return story
+
+
+def occupy(story: Story, *names: str) -> None:
+    """Let other protected work hold whole nodes."""
+    for name in names:
+        story.tell(submitted(f"other-{name}"))
+        seat(story, f"other-{name}", name)
+
+
+def lose(story: Story, *names: str) -> None:
+    """Let nodes break for good, and the gang stop on all others."""
+    for name in names:
+        story.tell(health(name, NodeHealth.UNHEALTHY, fatal=True))
+    for _ in range(2):
+        if story.state.workloads["gang"].run is not None:
+            story.end("gang", ReleaseOutcome.STOPPED)
+
+
+def seats_of(story: Story, workload: str = "gang") -> list[str]:
+    """The nodes of a gang in rank order; nothing while it waits."""
+    run = story.state.workloads[workload].run
+    return [] if run is None else [seat.node for seat in run.seats]
+
+
+def survives_a_snapshot(story: Story) -> bool:
+    """Whether a state that is written and read is the same."""
+    return digest(thaw(freeze(story.state))) == digest(story.state)
+
+
+def test_a_lost_node_is_replaced_inside_its_own_domain() -> None:
+    """B has two free nodes and would be the tighter; the ranks of a group must share A, where a3 is free."""
+    story = running(cluster(A=4, B=5), in_groups(3), "a0", "a1", "a2", "b0", "b1", "b2")
+
+    lose(story, "a1")
+    story.round()
+
+    assert seats_of(story) == ["a0", "a3", "a2", "b0", "b1", "b2"]
+    assert story.state.workloads["gang"].attempt == 2
+    assert not story.state.recoveries
+
+
+def test_what_is_healthy_is_kept_for_it() -> None:
+    """While it waits, nobody is put on the nodes of its survivors, and nobody is charged for them."""
+    story = running(cluster(A=2), in_groups(2), "a0", "a1")
+    lose(story, "a1")
+    story.tell(submitted("next"))
+
+    story.round()
+
+    assert seats_of(story, "next") == []
+    assert story.state.nodes["a0"].pins == {"gang": 0xFF}
+    assert story.state.nodes["a0"].free_mask == 0
+    assert survives_a_snapshot(story)
+
+
+def test_several_nodes_at_once() -> None:
+    """Each group gets its own replacement, and everybody else keeps rank and node."""
+    story = running(cluster(A=4, B=4), in_groups(3), "a0", "a1", "a2", "b0", "b1", "b2")
+
+    lose(story, "a0", "b2")
+    story.round()
+
+    assert seats_of(story) == ["a3", "a1", "a2", "b0", "b1", "b3"]
+
+
+def test_a_group_that_is_lost_whole_moves_as_one() -> None:
+    """mc-26: it may go anywhere in the domain around it, which is the pool."""
+    story = running(cluster(A=2, B=2, C=2), in_groups(2), "a0", "a1", "b0", "b1")
+
+    lose(story, "a0", "a1")
+    story.round()
+
+    assert seats_of(story) == ["c0", "c1", "b0", "b1"]
+
+
+def test_all_nodes_are_back() -> None:
+    """mc-27: the old placement, unchanged, although others would be as good."""
+    story = running(cluster(A=2, B=3), in_groups(2), "a1", "a0", "b2", "b0")
+
+    lose(story, "a0")
+    assert not seats_of(story)
+    story.tell(health("a0", NodeHealth.HEALTHY))
+    story.at(story.state.now_ms + 1).round()
+
+    assert seats_of(story) == ["a1", "a0", "b2", "b0"]
+
+
+def test_the_group_moves_when_its_own_domain_has_no_room() -> None:
+    """mc-23: not before the first step is over; then ranks 0 to 3 go to C, and B stays."""
+    story = running(cluster(A=4, B=4, C=4), in_groups(4), "a0", "a1", "a2", "a3", "b0", "b1", "b2", "b3")
+    lose(story, "a1")
+    story.round()
+    assert seats_of(story) == []
+
+    story.at(MINUTE - 1).tick()
+    story.round()
+    assert seats_of(story) == []
+
+    story.at(MINUTE).tick()
+    story.round()
+    assert seats_of(story) == ["c0", "c1", "c2", "c3", "b0", "b1", "b2", "b3"]
+
+
+def test_a_recovery_in_place_waits_for_ever() -> None:
+    """mc-25: twenty steps later it still waits, although B has room for all of it; a node of A ends that."""
+    story = running(cluster(A=4, B=4), in_groups(4, Recovery.IN_PLACE), "a0", "a1", "a2", "a3")
+    lose(story, "a1")
+
+    story.at(20 * MINUTE).tick()
+    story.round()
+    assert seats_of(story) == []
+    assert story.state.recoveries["gang"].step == 0
+
+    story.tell(node("a4", domains=("A",)))
+    story.round()
+    assert seats_of(story) == ["a0", "a4", "a2", "a3"]
+
+
+def test_the_last_step_is_the_whole_gang() -> None:
+    """One group is all of it: after the first step nothing is pinned, and it goes where any requeued work may."""
+    story = running(cluster(A=4, B=4), in_groups(4), "a0", "a1", "a2", "a3")
+    lose(story, "a1")
+
+    story.at(MINUTE).tick()
+    assert not story.state.recoveries
+    assert not story.state.nodes["a0"].pins
+    story.round()
+
+    assert seats_of(story) == ["b0", "b1", "b2", "b3"]
+
+
+def test_anywhere_moves_its_group_at_once() -> None:
+    """The steps that would keep more of it are left out."""
+    topology = in_groups(2, Recovery.ANYWHERE)
+    story = running(cluster(A=2, B=2, C=2), topology, "a0", "a1", "b0", "b1")
+
+    lose(story, "a1")
+    story.round()
+
+    assert seats_of(story) == ["c0", "c1", "b0", "b1"]
+
+
+def test_unallocated_work_makes_room() -> None:
+    """The only other node of A runs what nobody paid for; it ends, and the gang is planned on its GPUs."""
+    story = running(cluster(A=3), in_groups(2), "a0", "a1")
+    story.tell(unallocated("filler"))
+    seat(story, "filler", "a2")
+
+    lose(story, "a1")
+    story.round()
+
+    assert story.phase("gang") == "planned"
+    assert seats_of(story) == ["a0", "a2"]
+    story.end("filler", ReleaseOutcome.STOPPED)
+    assert story.phase("gang") == "bound"
+
+
+def test_protected_work_does_not() -> None:
+    """It waits until it may move as a whole."""
+    story = running(cluster(A=4), in_groups(3), "a0", "a1", "a2")
+    occupy(story, "a3")
+
+    lose(story, "a1")
+    story.round()
+
+    assert seats_of(story) == []
+
+
+def test_who_is_cancelled_keeps_nothing() -> None:
+    """Its nodes are free at once."""
+    story = running(cluster(A=2), in_groups(2), "a0", "a1")
+    lose(story, "a1")
+
+    story.tell(cancelled("gang"))
+
+    assert story.phase("gang") == "cancelled"
+    assert story.state.nodes["a0"].free_mask == 0xFF
+    assert not story.state.recoveries
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "order"),
+    [
+        # mc-29: before a, b, c; the new set is b, c, d.
+        ([0, 1, 2], [1, 2, 3], [3, 1, 2]),
+        ([0, 1, 2], [3, 4, 5], [3, 4, 5]),
+        ([None, 1, 1], [1, 1, 7], [7, 1, 1]),
+    ],
+)
+def test_who_was_there_keeps_its_rank(before: list[int | None], now: list[int], order: list[int]) -> None:
+    """Newcomers fill the holes in their own order."""
+    assert stay_put(before, now) == order
