@@ -18,6 +18,7 @@ from streamsched.model.quantities import WHOLE, counted, format_duration, format
 from streamsched.model.topology import Layer, TopologyRequest, Wish
 from streamsched.replay.answers import AsOf, Explanation, Job, Jobs, Machine, Nodes, Share, Shares
 from streamsched.replay.story import Happening
+from streamsched.scheduling.misfits import Misfit, in_words
 from streamsched.scheduling.verdicts import Fit, Standing, Verdict
 from streamsched.state.standing import NodeState
 from streamsched.state.workloads import Phase
@@ -204,6 +205,8 @@ def explanation(answer: Explanation) -> RenderableType:
         parts.append(_standings(job, verdict))
     if verdict.fit is not None:
         parts.append(_fit(verdict.fit))
+    if verdict.misfit is not None:
+        parts.append(_misfit(verdict.misfit))
     if verdict.remedies:
         parts.append(Text("\nWhat could be changed", "bold"))
         parts += [Text(f"  - {_capital(remedy)}.") for remedy in verdict.remedies]
@@ -316,6 +319,10 @@ def _fit(fit: Fit) -> RenderableType:
         f"{start}\n"
         f"  of {total} nodes, {reasons}"
     )
+
+
+def _misfit(misfit: Misfit) -> RenderableType:
+    return Text("\n".join([f"  topology of {misfit.tree}", *(f"  - {line}" for line in in_words(misfit))]))
 
 
 # --- small things -----------------------------------------------------------------------------------------------------

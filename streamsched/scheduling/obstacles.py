@@ -11,18 +11,25 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from streamsched.model.events import TakeRule
 from streamsched.model.policy import Scheme
+from streamsched.scheduling.affinity import Ask, NoFit, seat_gang
 from streamsched.scheduling.draft import Draft, is_short
 from streamsched.scheduling.fair_share import comes_before, standing
 from streamsched.scheduling.guard import Offer, guard_of, may_take_from, offers_to, passes_after_ms, refusal_of
 from streamsched.scheduling.preemption import preempt
 from streamsched.scheduling.reservation import Promise, promise, protected_until, spans_nodes
+from streamsched.scheduling.reserves import kept_from
 from streamsched.state.disruption import DisruptionBudget
+from streamsched.state.inventory import as_truths
 from streamsched.state.workloads import Phase, is_unprotected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from numpy.typing import NDArray
 
     from streamsched.model.events import Comparison
     from streamsched.state.cluster import ClusterState
@@ -50,6 +57,7 @@ class VerdictCode(StrEnum):
     RESERVED = "reserved"
     PROTECTED = "protected"
     NO_CAPACITY = "no_capacity"
+    NO_DOMAIN = "no_domain"
     IMPOSSIBLE_NOW = "impossible_now"
     NO_NODES = "no_nodes"
     NO_BUDGET = "no_budget"
@@ -92,11 +100,12 @@ class Obstacles:
     def __init__(self, state: ClusterState) -> None:
         self.state = state
         self.draft = Draft(state)
-        self._places: dict[tuple[object, bool], list[_Place]] = {}
+        self._places: dict[tuple[object, bool, int], list[_Place]] = {}
         self._ahead: dict[bool, dict[Budget, tuple[int, int]]] = {}
         self._offers: dict[tuple[str, int], list[Offer]] = {}
         self._promises: dict[object, Promise | None] = {}
         self._preempted: dict[object, int | None] = {}
+        self._seatable: dict[object, bool] = {}
 
     def of(self, workload: Workload) -> Obstacle:
         """Return what keeps a queued workload waiting."""
@@ -109,7 +118,7 @@ class Obstacles:
         if not pools:
             return Obstacle(VerdictCode.NO_NODES)
         size, ranks = workload.gpus_per_rank, workload.ranks
-        if max(pool.healthy.slots(size) for pool in pools) < ranks:
+        if not any(self._holds_when_empty(workload.shape, pool) for pool in pools):
             return Obstacle(VerdictCode.IMPOSSIBLE_NOW)
         if self.draft.is_full(workload.budget, workload.gpus, allocated=allocated):
             return Obstacle(VerdictCode.SLOT_LIMIT)
@@ -117,13 +126,15 @@ class Obstacles:
             return Obstacle(VerdictCode.PROMISED, self._latest_start(state.reservations[workload.id]))
 
         def fits(pool: Pool, nodes: int) -> bool:
-            return _room(pool, allocated=allocated).slots_on(size, nodes) >= ranks
+            return self._fits(workload.shape, pool, nodes, _room(pool, allocated=allocated))
 
         places = self.places(workload)
         by_priority = state.policy.scheme is Scheme.PRIORITY
         if any(fits(pool, nodes) for pool, nodes in places):
             return Obstacle(VerdictCode.NEXT_ROUND) if by_priority else self._turn(workload, places)
-        open_places = [(pool, nodes) for pool, nodes in places if pool.takeable.slots_on(size, nodes) >= ranks]
+        open_places = [
+            (pool, nodes) for pool, nodes in places if self._fits(workload.shape, pool, nodes, pool.takeable)
+        ]
         preempts = allocated and not by_priority and bool(open_places)
         taking = self._order(workload, open_places) if preempts else None
         if taking is not None and taking.code not in (VerdictCode.GUARD, VerdictCode.BEHIND):
@@ -131,16 +142,22 @@ class Obstacles:
         kept = self._reserved(places, fits)
         if kept is not None:
             return kept
-        if not allocated or by_priority:
-            return Obstacle(VerdictCode.NO_CAPACITY)
-        return taking or self._protection(workload, places)
+        waits = Obstacle(VerdictCode.NO_CAPACITY)
+        if allocated and not by_priority:
+            waits = taking or self._protection(workload, places)
+        if waits.code is VerdictCode.NO_CAPACITY and any(
+            _room(pool, allocated=allocated).slots_on(size, nodes) >= ranks for pool, nodes in places
+        ):
+            return Obstacle(VerdictCode.NO_DOMAIN)
+        return waits
 
     def places(self, workload: Workload) -> list[_Place]:
         """Return the pools that a workload may use, with the nodes that are kept neither from it nor for others."""
-        key = (workload.shape, workload.is_allocated)
+        policy = self.state.policy
+        key = (workload.shape, workload.is_allocated, workload.priority if policy.domain_reserves else 0)
         known = self._places.get(key)
         if known is None:
-            by_priority = self.state.policy.scheme is Scheme.PRIORITY
+            by_priority = policy.scheme is Scheme.PRIORITY
             known = self._places[key] = [
                 (
                     pool,
@@ -150,6 +167,10 @@ class Obstacles:
                 )
                 for pool in self.state.inventory.candidates(workload.pool)
             ]
+            if policy.domain_reserves and not by_priority:
+                known[:] = [
+                    (pool, nodes & ~kept_from(policy, self.draft.pool(pool), workload)) for pool, nodes in known
+                ]
         return known
 
     def possible_from_ms(self, workload: Workload) -> int | None:
@@ -177,6 +198,30 @@ class Obstacles:
             held += not leaves and not state.nodes[id_].orphans
             last_ms = max(last_ms, *leaves, last_ms)
         return Progress(held, last_ms)
+
+    def _fits(self, shape: Shape, pool: Pool, nodes: int, room: Room) -> bool:
+        """Whether a shape has seats on some nodes, given as bits, of what a room holds there; its layers included."""
+        if room.slots_on(shape[1], nodes) < shape[2]:
+            return False
+        if shape[4] is None:
+            return True
+        key = (shape, pool.id, nodes, id(room))
+        if key not in self._seatable:
+            free = np.where(as_truths(nodes, len(pool.nodes)), room.gpus, 0)
+            self._seatable[key] = _has_seats(shape, pool, free)
+        return self._seatable[key]
+
+    def _holds_when_empty(self, shape: Shape, pool: Pool) -> bool:
+        """Whether a shape would have seats if every node that takes work were empty."""
+        if pool.healthy.slots(shape[1]) < shape[2]:
+            return False
+        if shape[4] is None:
+            return True
+        key = (shape, pool.id)
+        if key not in self._seatable:
+            gpus = [node.gpus if node.takes_work else 0 for node in pool.nodes]
+            self._seatable[key] = _has_seats(shape, pool, np.array(gpus, np.int16))
+        return self._seatable[key]
 
     # --- one question after the other ---
 
@@ -230,7 +275,7 @@ class Obstacles:
 
     def _fits_somewhere(self, shape: Shape, *, allocated: bool) -> bool:
         return any(
-            _room(pool, allocated=allocated).slots(shape[1]) >= shape[2]
+            self._fits(shape, pool, pool.working, _room(pool, allocated=allocated))
             for pool in self.state.inventory.candidates(shape[0])
         )
 
@@ -413,6 +458,14 @@ class Obstacles:
                 if now_ms < until_ms <= promised.start_ms:
                     found[other.id] = until_ms
         return tuple(sorted(found, key=lambda id_: (-found[id_], id_)))
+
+
+def _has_seats(shape: Shape, pool: Pool, free: NDArray[np.int16]) -> bool:
+    _, gpus_per_rank, ranks, _, asked = shape
+    if asked is None:
+        raise AssertionError("without layers, the number of ranks says whether it fits")
+    ask = Ask(ranks, gpus_per_rank, asked.layers, asked.groups, symmetric=asked.symmetric)
+    return not isinstance(seat_gang(pool.tree, free, ask), NoFit)
 
 
 def _room(pool: Pool, *, allocated: bool) -> Room:

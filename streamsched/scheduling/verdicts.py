@@ -17,6 +17,7 @@ from streamsched.model.policy import VictimUnderBudget
 from streamsched.model.quantities import counted, format_duration, format_instant, gpu_hours
 from streamsched.scheduling.draft import Draft
 from streamsched.scheduling.fair_share import comes_before, standing
+from streamsched.scheduling.misfits import Misfit, misfit, nearest
 from streamsched.scheduling.obstacles import Obstacle, Obstacles, VerdictCode
 from streamsched.scheduling.reservation import spans_nodes
 from streamsched.state.inventory import Node
@@ -101,6 +102,7 @@ class Verdict(Value):
         ahead_in_leaf: How many workloads of its leaf come first.
         standings: From the root down.
         fit: For a workload that waits: what room there is for it.
+        misfit: For one that waits and whose required layers have no room on what is free: what keeps it out.
         remedies: What its owner could change, and what that would do now.
     """
 
@@ -113,6 +115,7 @@ class Verdict(Value):
     ahead_in_leaf: Annotated[int, Field(ge=0)] | None = None
     standings: tuple[Standing, ...] = ()
     fit: Fit | None = None
+    misfit: Misfit | None = None
     remedies: tuple[str, ...] = ()
 
 
@@ -203,9 +206,23 @@ def _waiting(state: ClusterState, workload: Workload) -> Verdict:
     if code not in (VerdictCode.HELD, VerdictCode.NO_BUDGET, VerdictCode.NO_NODES):
         fit = _fit(obstacles, workload)
     sentence = _why_it_waits(obstacles, workload, obstacle, fit)
-    return _verdict(
+    found = _verdict(
         state, workload, code, sentence, obstacle.until_ms, fit, others=obstacle.others, because=obstacle.because
     )
+    return found.model_copy(update={"misfit": _misfit(obstacles, workload)})
+
+
+def _misfit(obstacles: Obstacles, workload: Workload) -> Misfit | None:
+    """Return what keeps required layers out where least is missing; None where they have room, or there are none."""
+    if workload.topology is None:
+        return None
+    found: dict[str, Misfit] = {}
+    for pool, nodes in obstacles.places(workload):
+        one = misfit(obstacles.state.policy, obstacles.draft.pool(pool), workload, nodes)
+        if one is None:
+            return None
+        found[pool.id] = one
+    return nearest(found)
 
 
 def _why_it_waits(obstacles: Obstacles, workload: Workload, obstacle: Obstacle, fit: Fit | None) -> str:
@@ -245,6 +262,10 @@ def _why_it_waits(obstacles: Obstacles, workload: Workload, obstacle: Obstacle, 
             return f"{ask}; only protected runs are in the way: {others}, the last of them until {until}"
         case VerdictCode.SLOT_LIMIT:
             return f"{ask}; {_limited(workload)}"
+        case VerdictCode.NO_DOMAIN:
+            return f"{ask}; so many ranks have room in {where}, but not in the topology domains that it requires"
+        case VerdictCode.IMPOSSIBLE_NOW if fit is not None and fit.ranks_possible >= workload.ranks:
+            return f"{ask}; with every healthy node of {where} empty no topology domains would hold it as it requires"
         case VerdictCode.IMPOSSIBLE_NOW if fit is not None:
             possible = counted(fit.ranks_possible, "such rank")
             return f"{ask}; every healthy node of {where} empty would hold {possible}"

@@ -1,4 +1,4 @@
-"""Faults that others have reported of their schedulers, as scenarios of ours: B01 to B13 and B17 to B26.
+"""Faults that others have reported of their schedulers, as scenarios of ours: B01 to B15 and B17 to B26.
 
 Where each is tested; where a report leaves the right value open, the last column has ours, and
 `streamsched/scheduling/README.md` says more:
@@ -18,6 +18,8 @@ Where each is tested; where a report leaves the right value open, the last colum
 | B11 a gang in part | here, `test_decision.py` | |
 | B12 a gang under a stream of small work | here | |
 | B13 min runtime | here, `state/test_machines.py` | counts from the start of the last rank |
+| B14 the best supernode | here | what fits on one node leaves whole supernodes whole |
+| B15 small work scattered | here | |
 | B17 GPUs of what is stopping | here, `state/test_cluster.py`, `state/test_machines.py` | charged until released |
 | B18 a node that is marked | `state/test_machines.py` | |
 | B19 a flapping node | `state/test_machines.py`, `service/test_node_watch.py` | 3 falls in 1 h, then 30 min healthy |
@@ -41,9 +43,10 @@ import pytest
 from pydantic import ValidationError
 
 from streamsched.model.commands import Place, ReceiptStatus, Stop
-from streamsched.model.events import BudgetShare, BudgetTreeChanged, Event, NodeHealth, Record, ReleaseOutcome
-from streamsched.model.policy import Policy
+from streamsched.model.events import BudgetShare, BudgetTreeChanged, Drain, Event, NodeHealth, Record, ReleaseOutcome
+from streamsched.model.policy import Levels, Policy
 from streamsched.model.quantities import DAY, HOUR, MINUTE, SECOND, WHOLE
+from streamsched.model.topology import Layer, TopologyRequest, Wish
 from streamsched.scheduling.decision import decide
 from streamsched.scheduling.fair_share import Standing, comes_before
 from streamsched.scheduling.obstacles import VerdictCode
@@ -53,6 +56,7 @@ from tests.conformance.fair_share.worlds import BARE, Spell, World
 from tests.stories import (
     budgets,
     cancelled,
+    drained,
     health,
     node,
     nodes,
@@ -258,6 +262,69 @@ def test_b13_protection_alone_decides_where_nothing_else_does() -> None:
     assert placed(story) == []
     story.at(2_600 * SECOND).tick()
     assert story.victims_of("q") == ["w"]
+
+
+def supernodes(*domains: int) -> World:
+    """Nodes n1, n2, ... of 8 GPUs: so many in supernode s1, so many in s2 and so on."""
+    paths = [f"s{number}" for number, size in enumerate(domains, 1) for _ in range(size)]
+    reports = [node(f"n{number}", domains=(path,)) for number, path in enumerate(paths, 1)]
+    made = World({**BARE, "levels": (Levels(names=("supernode",)),)}, reports)
+    made.fund({"a": HALF, "b": HALF})
+    return made
+
+
+def seats(story: World, workload: str) -> list[str]:
+    """The nodes that a workload sits on, in rank order."""
+    run = story.state.workloads[workload].run
+    assert run is not None
+    return [seat.node for seat in run.seats]
+
+
+def together(wish: Wish) -> TopologyRequest:
+    """The whole gang in one supernode."""
+    return TopologyRequest(layers=(Layer(level="supernode", wish=wish),))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"), [(2, [["n1", "n2"]]), (1, [["n3"], ["n5"]]), (4, [["n1", "n2", "n3", "n5"]])]
+)
+def test_b14_the_supernode_that_is_whole_goes_to_who_needs_it_whole(ranks: int, expected: list[list[str]]) -> None:
+    """N4 and n6 are full: two nodes are n1 and n2, one is another; of four the two in s1 are neighbours."""
+    story = supernodes(2, 2, 2)
+    for name in ("n4", "n6"):
+        story.tell(*(drained(f"n{n}", Drain.CORDON) for n in range(1, 7) if f"n{n}" != name))
+        story.tell(submitted(f"on-{name}", budget="b"))
+        story.settle()
+        story.tell(*(drained(f"n{n}", Drain.NONE) for n in range(1, 7) if f"n{n}" != name))
+
+    story.tell(submitted("gang", ranks=ranks, topology=together(Wish.PREFERRED)))
+    story.settle()
+
+    assert seats(story, "gang") in expected
+
+
+def test_b15_small_work_fills_one_supernode_and_leaves_three_for_gangs() -> None:
+    """Four jobs of a node each share a supernode, so three gangs find one each; new small work refills the first."""
+    story = supernodes(4, 4, 4, 4)
+    for number in range(4):
+        story.tell(submitted(f"small-{number}", budget="b"))
+        story.settle()
+    for number in range(3):
+        story.tell(submitted(f"gang-{number}", ranks=4, topology=together(Wish.REQUIRED)))
+    story.settle()
+
+    def supernode(workload: str) -> set[str]:
+        return {story.state.nodes[name].domains[0] for name in seats(story, workload)}
+
+    small = {domain for number in range(4) for domain in supernode(f"small-{number}")}
+    assert len(small) == 1
+    assert {domain for number in range(3) for domain in supernode(f"gang-{number}")} | small == {"s1", "s2", "s3", "s4"}
+
+    story.end("small-0")
+    story.end("gang-0")
+    story.tell(submitted("next", budget="b"))
+    story.settle()
+    assert supernode("next") == small
 
 
 def test_b17_another_node_that_frees_first_is_used_instead() -> None:
