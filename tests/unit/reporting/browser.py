@@ -45,5 +45,5 @@ if __name__ == "__main__":
     install = [sys.executable, "-m", "playwright", "install", "chromium"]
     if not _is_there() and subprocess.run(install, check=False).returncode:
         sys.exit(
-            "missing: Chromium, in which the report is tested\n    remedy: install it (Debian: apt-get install chromium)"
+            "missing: Chromium, for tests of the report\n    remedy: install it (Debian: apt-get install chromium)"
         )
