@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streamsched.cli import exits, policies, report, simulate, topology
+from streamsched.cli import exits, policies, report, simulate, topology, what_if
 from streamsched.cli.answering import asking, moment_of, place_at, print_answer, print_receipt
 from streamsched.cli.command_group import CommandGroup
 from streamsched.cli.options import ASK, DEFAULT_PLACE, PAST, RUN, WHAT_IF, AsJson, At, From, RecordedLedger, To
@@ -66,8 +66,8 @@ Prefix = Annotated[
 Nodes = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="COUNTxGPUS[:POOL]",
-        help="Virtual nodes, such as 4x8 or 2x4:a100; may be repeated. Without it, those of the last time.",
+        metavar="COUNTxGPUS[:POOL][@DOMAIN/...]",
+        help="Virtual nodes, such as 4x8, 2x4:a100 or 2x8@s1/r1; may be repeated. Without it, those of the last time.",
     ),
 ]
 Pool = Annotated[str, typer.Option(help="The kind of GPU of nodes that name none.")]
@@ -170,7 +170,9 @@ def serve(
 @node_app.command("virtual")
 def node_virtual(
     state: Annotated[Path, typer.Option(help="A directory of this agent's own; with it a restart goes on.")],
-    nodes: Annotated[list[str], typer.Option(metavar="COUNTxGPUS[:POOL]", help="The nodes to be; may be repeated.")],
+    nodes: Annotated[
+        list[str], typer.Option(metavar="COUNTxGPUS[:POOL][@DOMAIN/...]", help="The nodes to be; may be repeated.")
+    ],
     name: Annotated[str, typer.Option(help="What the names of the nodes begin with; no two agents may share one.")],
     bootstrap: Kafka = BOOTSTRAP,
     prefix: Prefix = PREFIX,
@@ -660,6 +662,7 @@ def demo(
 
 app.command(rich_help_panel=PAST)(report.report)
 app.command(rich_help_panel=WHAT_IF)(simulate.simulate)
+app.command("whatif", rich_help_panel=WHAT_IF)(what_if.what_if)
 
 
 # --- topics and version -----------------------------------------------------------------------------------------------
