@@ -62,6 +62,7 @@ class VerdictCode(StrEnum):
     NO_NODES = "no_nodes"
     NO_BUDGET = "no_budget"
     SLOT_LIMIT = "slot_limit"
+    RECOVERS = "recovers"
     HELD = "held"
     ENDED = "ended"
 
@@ -110,6 +111,10 @@ class Obstacles:
     def of(self, workload: Workload) -> Obstacle:
         """Return what keeps a queued workload waiting."""
         state, allocated = self.state, workload.is_allocated
+        if workload.id in state.recoveries:
+            if self.draft.is_full(workload.budget, workload.gpus, allocated=allocated):
+                return Obstacle(VerdictCode.SLOT_LIMIT)
+            return Obstacle(VerdictCode.RECOVERS, state.recoveries[workload.id].widens_ms)
         if workload.queue_key is None:
             return Obstacle(VerdictCode.HELD, workload.held_until_ms)
         if allocated and not workload.budget.quota_nano:

@@ -21,6 +21,7 @@ from streamsched.scheduling.misfits import Misfit, misfit, nearest
 from streamsched.scheduling.obstacles import Obstacle, Obstacles, VerdictCode
 from streamsched.scheduling.reservation import spans_nodes
 from streamsched.state.inventory import Node
+from streamsched.state.recoveries import recovering_in_words
 from streamsched.state.workloads import Phase, Workload
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ def _waiting(state: ClusterState, workload: Workload) -> Verdict:
     obstacle = obstacles.of(workload)
     code = obstacle.code
     fit = None
-    if code not in (VerdictCode.HELD, VerdictCode.NO_BUDGET, VerdictCode.NO_NODES):
+    if code not in (VerdictCode.HELD, VerdictCode.RECOVERS, VerdictCode.NO_BUDGET, VerdictCode.NO_NODES):
         fit = _fit(obstacles, workload)
     sentence = _why_it_waits(obstacles, workload, obstacle, fit)
     found = _verdict(
@@ -214,7 +215,7 @@ def _waiting(state: ClusterState, workload: Workload) -> Verdict:
 
 def _misfit(obstacles: Obstacles, workload: Workload) -> Misfit | None:
     """Return what keeps required layers out where least is missing; None where they have room, or there are none."""
-    if workload.topology is None:
+    if workload.topology is None or workload.id in obstacles.state.recoveries:
         return None
     found: dict[str, Misfit] = {}
     for pool, nodes in obstacles.places(workload):
@@ -235,6 +236,8 @@ def _why_it_waits(obstacles: Obstacles, workload: Workload, obstacle: Obstacle, 
     match obstacle.code:
         case VerdictCode.HELD:
             return f"is held until {until} after {_set_back(workload)}"
+        case VerdictCode.RECOVERS:
+            return recovering_in_words(state, state.recoveries[workload.id])
         case VerdictCode.NO_BUDGET:
             return f"is allocated, and the quota of {workload.budget.id} has become 0; nothing covers it"
         case VerdictCode.NO_NODES:

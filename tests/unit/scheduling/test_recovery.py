@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from streamsched.model.commands import Place
 from streamsched.model.events import (
     NodeHealth,
     NodeInventoryReported,
@@ -18,9 +19,24 @@ from streamsched.model.events import (
 from streamsched.model.policy import Levels
 from streamsched.model.quantities import MINUTE
 from streamsched.model.topology import Layer, Recovery, TopologyRequest
+from streamsched.scheduling.decision import decide
+from streamsched.scheduling.memory import Memory
+from streamsched.scheduling.obstacles import VerdictCode
 from streamsched.scheduling.recovery import stay_put
+from streamsched.scheduling.verdicts import verdict
 from streamsched.state.snapshot import digest, freeze, thaw
-from tests.stories import Story, adopted, budgets, cancelled, health, node, submitted, unallocated
+from tests.stories import (
+    Story,
+    adopted,
+    budgets,
+    cancelled,
+    drained,
+    health,
+    node,
+    released,
+    submitted,
+    unallocated,
+)
 
 LEVELS = (Levels(names=("sp",)),)
 
@@ -216,6 +232,119 @@ def test_protected_work_does_not() -> None:
     story.round()
 
     assert seats_of(story) == []
+    found = verdict(story.state, "gang")
+    assert (found.code, found.until_ms) == (VerdictCode.RECOVERS, MINUTE)
+    assert found.sentence == (
+        "recovers: keeps 2 nodes, waits for room in sp A to replace a1; starts anew as a whole at 1970-01-01T00:01:00Z"
+    )
+
+
+def test_it_says_where_it_may_go_next() -> None:
+    """Seven of eight stay where they are until the group of the lost one may leave its supernode."""
+    story = running(cluster(A=4, B=4, C=4), in_groups(4), "a0", "a1", "a2", "a3", "b0", "b1", "b2", "b3")
+
+    lose(story, "a1")
+
+    assert verdict(story.state, "gang").sentence == (
+        "recovers: keeps 7 nodes, waits for room in sp A to replace a1; "
+        "widens to the whole pool, 4 ranks at once, at 1970-01-01T00:01:00Z"
+    )
+
+
+def test_no_node_out_of_use_is_named_again() -> None:
+    """B18: n2 fails before the gang starts; it is placed once more, whole, on the node it has and on n3."""
+    story = Story(budgets(a=1), adopted(levels=LEVELS), [node(f"n{n}", domains=("s",)) for n in (1, 2)])
+    story.tell(submitted("gang", ranks=2, topology=in_groups(2)))
+    story.round()
+    story.tell(node("n3", domains=("s",)))
+
+    story.at(5_000).tell(health("n2", NodeHealth.UNHEALTHY))
+    for name in ("n1", "n2"):
+        story.tell(released(name, "gang", 1, ReleaseOutcome.STOPPED))
+    story.round()
+
+    assert seats_of(story) == ["n1", "n3"]
+    assert story.state.workloads["gang"].attempt == 2
+    placed = [one.node for effects in story.effects for one in effects.commands if isinstance(one, Place)]
+    assert placed == ["n1", "n2", "n1", "n3"]
+
+
+def test_nothing_is_given_out_before_it_is_free() -> None:
+    """B17: the survivor that still stops is pinned, and the gang is not placed before it has stopped everywhere."""
+    story = running(cluster(A=3), in_groups(2), "a0", "a1")
+    story.tell(health("a1", NodeHealth.LOST))
+    story.at(60_000).round()
+    assert story.phase("gang") == "stopping"
+
+    story.tell(released("a0", "gang", 1, ReleaseOutcome.STOPPED))
+    story.round()
+
+    assert seats_of(story) == ["a0", "a2"]
+
+
+def test_another_survivor_fails_while_it_waits() -> None:
+    """What is lost grows, what is kept shrinks, and both are replaced at once."""
+    story = running(cluster(A=3, B=3), in_groups(3), "a0", "a1", "a2", "b0", "b1", "b2")
+    lose(story, "a1")
+    story.tell(health("b0", NodeHealth.UNHEALTHY, fatal=True))
+    assert sorted(story.state.recoveries["gang"].pins) == ["a0", "a2", "b1", "b2"]
+
+    story.tell(node("a7", domains=("A",)), node("b7", domains=("B",)))
+    story.round()
+
+    assert seats_of(story) == ["a0", "a7", "a2", "b7", "b1", "b2"]
+
+
+def test_who_has_nothing_left_starts_anew() -> None:
+    """A drain of the last node that is pinned ends the recovery; the gang waits as any other."""
+    story = running(cluster(A=2), in_groups(2), "a0", "a1")
+    lose(story, "a1")
+
+    story.tell(drained("a0"))
+
+    assert not story.state.recoveries
+    assert story.state.workloads["gang"].queue_key is not None
+
+
+def test_a_budget_that_is_closed_ends_it() -> None:
+    """Its work is rejected as all that waits there, and keeps nothing."""
+    story = running(cluster(A=2), in_groups(2), "a0", "a1")
+    lose(story, "a1")
+
+    story.tell(budgets("b2", "b1", b=1))
+
+    assert story.phase("gang") == "rejected"
+    assert story.state.nodes["a0"].free_mask == 0xFF
+
+
+def test_a_policy_that_lets_it_move_counts() -> None:
+    """In place it waited without end; from the change on the first step lasts as long as the new policy says."""
+    story = Story(budgets(a=1), adopted(levels=LEVELS, recovery=Recovery.IN_PLACE), cluster(A=2, B=2))
+    story.tell(submitted("gang", ranks=2, topology=in_groups(2)))
+    seat(story, "gang", "a0", "a1")
+    lose(story, "a1")
+    assert story.state.recoveries["gang"].widens_ms is None
+
+    story.at(10 * MINUTE).tell(adopted(levels=LEVELS, recovery_step_ms=2 * MINUTE))
+
+    assert story.state.recoveries["gang"].widens_ms == 12 * MINUTE
+    assert survives_a_snapshot(story)
+
+
+def test_a_scheduler_looks_again_only_when_that_may_help() -> None:
+    """In vain once, it is not tried again at each event; a node that joins its supernode is reason enough."""
+    story = running(cluster(A=2), in_groups(2), "a0", "a1")
+    lose(story, "a1")
+    memory = Memory()
+    assert decide(story.state, memory) is None
+    assert memory.recovers_in_vain(story.state, "gang")
+
+    story.tell(submitted("other"))
+    assert memory.recovers_in_vain(story.state, "gang")
+    story.tell(node("a2", domains=("A",)))
+
+    assert not memory.recovers_in_vain(story.state, "gang")
+    assert decide(story.state, memory) == decide(story.state)
 
 
 def test_who_is_cancelled_keeps_nothing() -> None:
