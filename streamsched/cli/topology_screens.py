@@ -7,6 +7,7 @@ from rich.text import Text
 
 from streamsched.cli.screens import as_of, table_of
 from streamsched.model.policy import Policy
+from streamsched.model.quantities import counted
 from streamsched.replay.answers import Answer, AsOf, Machine, Nodes
 from streamsched.state.standing import NodeState
 
@@ -88,9 +89,9 @@ def trees(answer: Trees) -> RenderableType:
         rows = [_row("(all)", tree.total)]
         rows += [_row("  " * len(domain.path) + domain.path[-1], domain) for domain in tree.domains]
         columns = ("domain", "level", ">nodes", ">in use", ">whole", ">GPUs", ">free")
-        parts += [Text(f"{title}: {levels}", "bold"), table_of(columns, rows), Text("")]
-    count = sum(len(tree.domains) for tree in answer.trees)
-    return Group(*parts, as_of(answer, f"{len(answer.trees)} trees, {count} domains"))
+        parts += [Text(f"{title}: {levels}", "bold"), table_of(columns, rows)]
+    domains = sum(len(tree.domains) for tree in answer.trees)
+    return Group(*parts, as_of(answer, f"{counted(len(answer.trees), 'tree')}, {counted(domains, 'domain')}"))
 
 
 def _row(name: str, domain: Domain) -> tuple[str, ...]:

@@ -202,7 +202,7 @@ def _stop_signal() -> asyncio.Future[None]:
 def _known_nodes(state: ClusterState) -> tuple[NodeSpec, ...]:
     """Return the nodes that were hosted last: those that were not are lost."""
     return tuple(
-        NodeSpec(node.id, node.pool, node.gpus, tuple(node.domains))
+        NodeSpec(node.id, node.pool, node.gpus, node.reported[1])
         for node in sorted(state.nodes.values(), key=lambda node: node.id)
         if node.health is not NodeHealth.LOST
     )

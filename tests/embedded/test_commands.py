@@ -203,3 +203,42 @@ def _on_a_terminal(*arguments: str, **environment: str) -> str:
     os.close(leader)
     assert process.wait(PATIENCE_SECONDS) == 0
     return written.decode()
+
+
+def test_a_gang_in_its_racks(tmp_path: Path) -> None:
+    """Levels are named, a gang asks for them and gets them, a node is recabled, and everything can be seen."""
+    fleets = ("--nodes", "2x8@s1/r1", "--nodes", "2x8@s1/r2", "--nodes", "2x8@s2/r3")
+    with up(tmp_path, *fleets, "--budget", "a=100%") as service:
+        at = {"STREAMSCHED_FROM": service.url}
+        levels = ("policy", "adopt", "--set", "levels=supernode/rack", "--reason", "name the levels")
+        assert run(*levels, **at).returncode == 0
+
+        submit = ("submit", "-b", "a", "-g", "8", "--min-runtime", "1h", "-r", "4", "--layer", "supernode")
+        assert run(*submit, "--layer", "rack=2", "--id", "gang", "--", "sleep", "600", **at).returncode == 0
+        unknown = run(*submit, "--layer", "hall", "--id", "odd", "--", "sleep", "600", **at)
+        assert (unknown.returncode, unknown.stdout) == (1, "")
+        assert "'hall' is no level of pool 'gpu', whose levels are supernode, rack, node" in unknown.stderr
+
+        eventually(lambda: json.loads(run("explain", "gang", "--json", **at).stdout)["job"]["phase"] == "running")
+        job = json.loads(run("explain", "gang", "--json", **at).stdout)["job"]
+        assert job["nodes"] == ["node-1", "node-2", "node-3", "node-4"]
+        assert [layer["level"] for layer in job["topology"]["layers"]] == ["supernode", "rack"]
+
+        assert run(*submit, "--id", "next", "--", "sleep", "600", **at).returncode == 0
+        verdict = json.loads(run("explain", "next", "--json", **at).stdout)["verdict"]
+        assert verdict["misfit"]["closest"]["domain"] == "s1"
+        assert verdict["misfit"]["closest"]["gpus_to_free"] == 32
+
+        moved = run("node", "relabel", "node-2", "--domains", "s1/r2", "--reason", "recabled", **at)
+        assert (moved.returncode, moved.stdout.partition(" (")[0]) == (0, "accepted: places of 1 node")
+        straddling = json.loads(run("explain", "gang", "--json", **at).stdout)["job"]["straddling"]
+        assert straddling == "ranks 0 to 1 must share one rack, and lie in 2: s1/r1, s1/r2"
+        assert "straddling: node-1" in run("jobs", **at).stdout
+        (tree,) = json.loads(run("topology", "--level", "rack", "--json", **at).stdout)["trees"]
+        assert {"/".join(domain["path"]): domain["nodes"] for domain in tree["domains"]} == {
+            "s1": 4,
+            "s1/r1": 1,
+            "s1/r2": 3,
+            "s2": 2,
+            "s2/r3": 2,
+        }

@@ -173,7 +173,17 @@ def test_nodes_are_numbered_across_kinds() -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["8", "x8", "0x8", "4x0", "4x17", "4x8:", "4x8:no pool", "-1x8", "4*8"])
+def test_nodes_are_where_they_are_said_to_be() -> None:
+    """Domains, coarse to fine, behind the kind if there is one."""
+    specs = parse_fleets(["1x8@s1/r1", "1x4:a100@s2"], "h100", "node")
+
+    assert [(spec.pool, spec.domains) for spec in specs] == [("h100", ("s1", "r1")), ("a100", ("s2",))]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["8", "x8", "0x8", "4x0", "4x17", "4x8:", "4x8:no pool", "-1x8", "4*8", "4x8@", "4x8@s1//r1", "4x8@no domain"],
+)
 def test_nodes_that_are_none_are_told(text: str) -> None:
     """With the form that would be right."""
     with pytest.raises(RequestError, match="write"):
