@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from streamsched.embedded.engine import Engine
+from streamsched.simulation.fragmentation import fragmentation
 from streamsched.state.cluster import ClusterState
 from streamsched.state.workloads import Phase
 
@@ -34,6 +35,7 @@ class _StateCollector:
         yield _gpus(state)
         yield from _waiting(state)
         yield from _shares(state)
+        yield from _room(state)
         yield CounterMetricFamily(
             "streamsched_ledger_records", "Records folded; rises with everything that happens.", value=state.next_cursor
         )
@@ -81,6 +83,20 @@ def _waiting(state: ClusterState) -> Iterator[Metric]:
         "streamsched_oldest_pending_seconds",
         "How long the workload that waits longest has waited; 0 when none waits.",
         value=(state.now_ms - oldest) / 1_000,
+    )
+
+
+def _room(state: ClusterState) -> Iterator[Metric]:
+    sample = fragmentation(state)
+    yield GaugeMetricFamily(
+        "streamsched_fragmentation_ratio",
+        "Part of the free GPUs that no gang of whole nodes can use. Rises when free GPUs lie scattered.",
+        value=float(sample.scattered or 0),
+    )
+    yield GaugeMetricFamily(
+        "streamsched_kept_out_gpus",
+        "GPUs asked for by waiting gangs that do not fit although enough GPUs are free.",
+        value=sample.kept_out_gpus,
     )
 
 

@@ -165,6 +165,7 @@ COMPARED: Final[Sequence[Measure]] = (
     Measure("swap-backs", COUNT, Better.LESS, lambda run: run.swap_backs),
     Measure("lost, of held time", SHARE, Better.LESS, lambda run: run.lost_share),
     Measure("scattered, of free and unallocated GPUs", SHARE, Better.LESS, lambda run: run.scattered_reclaimable),
+    Measure("kept out by scatter alone, of waiting GPUs", SHARE, Better.LESS, lambda run: run.kept_out_share),
 )
 
 

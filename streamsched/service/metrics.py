@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 
 from streamsched.errors import ConfigurationError
 from streamsched.model.events import NodeHealth
+from streamsched.simulation.fragmentation import Fragmentation
 from streamsched.state.inventory import Node
 from streamsched.state.reasons import Ignored
 from streamsched.state.workloads import Phase, Workload
@@ -94,6 +95,14 @@ class Metrics:
             ("cluster", "kind", "state"),
             registry=self.registry,
         )
+        self.fragmentation = self._gauge(
+            "streamsched_fragmentation_ratio",
+            "Part of the free GPUs that no gang of whole nodes can use. Rises when free GPUs lie scattered.",
+        )
+        self.kept_out_gpus = self._gauge(
+            "streamsched_kept_out_gpus",
+            "GPUs asked for by waiting gangs that do not fit although enough GPUs are free.",
+        )
         self.commands_unacked = self._gauge(
             "streamsched_commands_unacked", "Commands that no node has acknowledged. Rises when agents are down."
         )
@@ -164,6 +173,11 @@ class Metrics:
             gpus[(self.cluster, node.pool, "held")] += node.gpus - free - node.occupied_gpus
         _set_all(self.nodes, health)
         _set_all(self.gpus, gpus)
+
+    def show_fragmentation(self, sample: Fragmentation) -> None:
+        """Set the gauges of how free GPUs lie, and whom that keeps out."""
+        self.fragmentation.set(float(sample.scattered or 0))
+        self.kept_out_gpus.set(sample.kept_out_gpus)
 
     def _counter(self, name: str, meaning: str) -> Counter:
         return Counter(name, meaning, ("cluster",), registry=self.registry).labels(self.cluster)

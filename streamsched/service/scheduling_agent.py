@@ -29,6 +29,7 @@ from streamsched.service.fail_stop import fail_stop
 from streamsched.service.metrics import size_class, team_of
 from streamsched.service.raw_topics import raw_topic
 from streamsched.service.view_records import TOPOLOGY_TOPIC, USAGE_TOPIC, BudgetHour, Views
+from streamsched.simulation.fragmentation import fragmentation
 from streamsched.state.machines import awaiting_repair, awaits_repair
 from streamsched.state.snapshot import digest
 from streamsched.wire import codec
@@ -300,6 +301,7 @@ class SchedulingAgent:
         metrics.show_ignored(state.ignored)
         metrics.show_workloads(state.workloads.values())
         metrics.show_nodes(state.nodes.values())
+        metrics.show_fragmentation(fragmentation(state))
 
 
 def attach_scheduler(app: AppT, agent: SchedulingAgent, *, topic: str, partition: int) -> None:

@@ -312,6 +312,12 @@ class Outcomes:
         return None if share is None else 1 - share
 
     @property
+    def kept_out_share(self) -> Fraction | None:
+        """Of the GPUs that waiting work asked for, those of shapes that only the scatter of free GPUs kept out."""
+        samples = self.fragmentation
+        return ratio(sum(sample.kept_out_gpus for sample in samples), sum(sample.waiting_gpus for sample in samples))
+
+    @property
     def teams_scored(self) -> int:
         """Teams to whom anything was due."""
         return len(self._capped_scores)
@@ -386,6 +392,7 @@ class Outcomes:
                     ("evicted_for_claimed", self.evicted_for_claimed),
                     ("lost_share", self.lost_share),
                     ("scattered_reclaimable", self.scattered_reclaimable),
+                    ("kept_out_share", self.kept_out_share),
                 )
             },
             "teams_scored": self.teams_scored,
@@ -531,7 +538,7 @@ class OutcomeRecorder:
         self._rounds += 1
         if now_ms >= self._next_room_ms:
             self._next_room_ms = _next_hour(now_ms)
-            self._fragmentation.append(fragmentation(state.inventory, now_ms))
+            self._fragmentation.append(fragmentation(state))
 
     def _sample(self, state: ClusterState) -> None:
         now_ms = state.now_ms
