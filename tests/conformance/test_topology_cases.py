@@ -26,14 +26,13 @@ def test_a_case_holds(case: Case) -> None:
     assert outcome.result is Result.PASSED, outcome.detail
 
 
-def test_no_hard_placement_rank_or_metric_is_departed_from() -> None:
+def test_only_two_hard_cases_are_departed_from() -> None:
     """Where a gang fits depends on no policy. Two of the hard cases name no request that ours could refuse."""
     departed = {case.id: case for case in CASES if case.id in DEPARTURES}
 
     hard = {id_: case.kind for id_, case in departed.items() if case.relation is Relation.HARD}
     assert hard == {"mc-04b": "validation", "kq-24b": "validation"}
-    left_out = {case.kind for case in CASES if case.relation is Relation.HARD and TOPOLOGY.left_out(case)}
-    assert left_out == {"reschedule"}
+    assert not [case.id for case in CASES if case.relation is Relation.HARD and TOPOLOGY.left_out(case)]
 
 
 def test_every_skipped_case_says_why() -> None:

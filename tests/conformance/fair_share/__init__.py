@@ -1,7 +1,7 @@
 """Cases of fair share, min runtimes and preemption, run through the fold and the decision."""
 
 from tests.conformance.fair_share import accounting, drains, order, preemption, protection, rounds
-from tests.conformance.fair_share.departures import DEPARTURES, UNBUILT
+from tests.conformance.fair_share.departures import DEPARTURES
 from tests.conformance.running import Family
 
 FAIR_SHARE = Family(
@@ -25,5 +25,5 @@ FAIR_SHARE = Family(
         "drain_reservation": drains.drain_reservation,
         "drain_host": drains.drain_host,
     },
-    departures={**DEPARTURES, **UNBUILT},
+    departures=DEPARTURES,
 )

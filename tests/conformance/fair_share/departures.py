@@ -1,7 +1,7 @@
 """Published cases that must hold by their relation, and do not: what ours does instead, and why.
 
-Those in `DEPARTURES` cannot hold under our rules; all of them measure usage by what is held now. What waits for
-something that is not built yet is in `UNBUILT`. What ours does is run and compared, so none of these can go stale.
+They cannot hold under our rules; all of them measure usage by what is held now. What ours does is run and compared, so
+none of these can go stale.
 """
 
 from __future__ import annotations
@@ -50,14 +50,5 @@ DEPARTURES: Mapping[str, Departure] = {
         "published: room is made for queue0 first (job1 moves), and then taken back from it for queue1: 3 "
         "evictions. Ours serves queue1 first, at 0 of 4 against 5 of 4, and clears the node that costs less: job0 "
         "with 2 GPUs on node0, not job1 and job2 with 3 on node1: 1 eviction, after which nothing fits for queue0",
-    ),
-}
-
-UNBUILT: Mapping[str, Departure] = {
-    "kai-consolidate-01": Departure(
-        {"moved": {}, "placed": {"pending_job1": "node0"}, "still_pending": ["pending_job0"], "evictions": 0},
-        "not built yet: moving runs so that a request fits. The destination of a run has to be kept for it while it "
-        "stops, and nothing keeps GPUs for anybody but a claimant. Until then pending_job0 (3 GPUs) waits beside 2 "
-        "+ 2 free ones",
     ),
 }

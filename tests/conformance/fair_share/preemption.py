@@ -148,7 +148,7 @@ def consolidation(case: Case) -> tuple[Any, Any]:
     given = case.given
     deserved = {queue["id"]: queue["deserved"] for queue in given.get("queues", ())} or {"queue0": 1}
     shares = {queue: Fraction(amount, sum(deserved.values())) for queue, amount in deserved.items()}
-    world = _with_running(case, shares, resumable=True)
+    world = _with_running(case, shares, resumable=True, consolidation=True)
     for job in given["pending"]:
         _submit(world, job)
     world.settle()
