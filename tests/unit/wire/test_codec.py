@@ -17,6 +17,7 @@ from streamsched.model.events import PolicyAdopted, Rejected, Tick, Unreadable, 
 from streamsched.model.identifiers import Reason
 from streamsched.model.ledger import Entry
 from streamsched.model.policy import Policy
+from streamsched.model.topology import Group, Layer, Preference, Recovery, TopologyRequest, Wish
 from streamsched.wire import codec
 from streamsched.wire.codec import EVENT_TYPES, REQUEST_MAX_BYTES, admit, decode, encode, read
 from streamsched.wire.refusals import RefusalCode
@@ -59,6 +60,43 @@ def test_what_is_written_is_read_back(name: str, data: st.DataObject) -> None:
     assert encode_any(decode_any(name, written)) == written
     shuffled = dict(reversed(json.loads(written).items()))
     assert encode_any(decode_any(name, json.dumps(shuffled, indent=1).encode())) == written
+
+
+def test_what_is_asked_of_the_topology_is_read_back() -> None:
+    """Layers and groups, as JSON of any client and as it is written to the ledger; fields left out are the defaults."""
+    asked = {
+        "layers": [{"level": "supernode"}, {"level": "rack", "ranks": 4, "wish": "preferred"}],
+        "groups": [
+            {"name": "prefill", "ranks": 4, "layers": [{"level": "rack"}]},
+            {"name": "decode", "ranks": 8, "gpus_per_rank": 16},
+        ],
+        "preference": "bandwidth_first",
+        "recovery": "in_place",
+    }
+
+    event = admit(as_json(submission(ranks=12, topology=asked)), allowed=REQUESTS, src="workloads.v1/0", seq=1)
+
+    assert isinstance(event, WorkloadSubmitted)
+    assert event.topology == TopologyRequest(
+        layers=(Layer(level="supernode"), Layer(level="rack", ranks=4, wish=Wish.PREFERRED)),
+        groups=(
+            Group(name="prefill", ranks=4, layers=(Layer(level="rack"),)),
+            Group(name="decode", ranks=8, gpus_per_rank=16),
+        ),
+        preference=Preference.BANDWIDTH_FIRST,
+        recovery=Recovery.IN_PLACE,
+    )
+    assert decode(encode(event)) == event
+
+
+def test_what_no_topology_can_keep_is_refused_with_the_field() -> None:
+    """By intake, before it is in the ledger."""
+    error = refused(as_json(submission(ranks=5, topology={"layers": [{"level": "rack", "ranks": 2}]})))
+
+    assert error.reason == (
+        "Topology.layers: a block of 2 ranks in one rack does not divide the 5 ranks of the gang; make the one a "
+        "multiple of the other."
+    )
 
 
 def test_canonical_bytes_are_sorted_and_leave_out_what_is_absent() -> None:
