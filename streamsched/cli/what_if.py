@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,13 @@ def what_if(
     ledger: RecordedLedger,
     policy: PolicyName = None,
     knobs: Knobs = None,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KNOB=VALUE[,KNOB=VALUE...]",
+            help="Knobs of one more run beside the others, such as window_ms=5d; may be repeated.",
+        ),
+    ] = None,
     budgets: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The budget tree from the beginning, as for `budgets apply`.")
     ] = None,
@@ -49,10 +57,13 @@ def what_if(
     that take as long as those recorded did, the same is decided again. Work that was not seen to end by itself is taken
     to run until it is cancelled or the ledger ends, unless its command is a `sleep`.
 
-    JSON: `{"workloads", "unseen_ends", "changes", "runs": [{"name", "outcomes"}], "report"}`; the first run is the
+    All other options hold for every variant; several are served in processes of their own.
+
+    JSON: `{"workloads", "unseen_ends", "runs": [{"name", "changes", "outcomes"}], "report"}`; the first run is the
     recorded one.
 
     Examples: `streamsched whatif streamsched-data --set window_ms=3d`,
+    `streamsched whatif streamsched-data --variant window_ms=3d --variant window_ms=14d,min_runtime_cap_ms=4h`,
     `streamsched whatif ledger.sqlite --add-nodes 8x8 --min-runtime 50 --report whatif.html`,
     `streamsched whatif ledger.sqlite --budgets new.toml --lose-node node-003@2026-11-30T09:00:00Z --json`
     """
@@ -61,24 +72,22 @@ def what_if(
     from streamsched.cli.running import folding
     from streamsched.cli.screens import console
     from streamsched.errors import ConfigurationError
-    from streamsched.node.virtual_node import IDEAL, USUAL
     from streamsched.reporting.report import ReportText, write_report
-    from streamsched.reporting.runs import RunRecorder
     from streamsched.reporting.terminal import comparison_tables
 
     with folding() as progress:
         recorded, demand = _recorded(ledger, progress)
-    chosen, changes = _policy(policy, knobs or [], demand)
-    change = _change(demand, chosen, budgets, add_nodes or [], lose_node or [], min_runtime)
-    recorder = RunRecorder()
-    with folding() as progress:
-        state = demand.serve(
-            change,
-            IDEAL if ideal else USUAL,
-            seed=seed,
-            observers=(recorder, lambda record, _effects, _state: progress(record.cursor + 1)),
-        )
-    runs = [recorded, recorder.run("what if", state, until_ms=max(demand.until_ms, state.now_ms))]
+    changed = _change(demand, budgets, add_nodes or [], lose_node or [], min_runtime)
+    names, changes = ["recorded"], [list[Any]()]
+    asked: list[Change] = []
+    for text in variant or [""]:
+        chosen, differing = _policy(policy, [*(knobs or []), *_knobs_of(text)], demand)
+        asked.append(replace(changed, policy=chosen))
+        names.append(text or "what if")
+        changes.append(differing)
+    if len(set(names)) < len(names):
+        raise typer.BadParameter("one is given twice; give each once.", param_hint="--variant")
+    runs = [recorded, *_served(demand, asked, names[1:], ideal=ideal, seed=seed)]
     if report is not None:
         try:
             write_report(report, runs, ReportText(title=f"{ledger}: recorded, and what if"))
@@ -88,16 +97,19 @@ def what_if(
         answer: dict[str, Any] = {
             "workloads": len(demand.submissions),
             "unseen_ends": demand.unseen_ends,
-            "changes": changes,
-            "runs": [{"name": run.name, "outcomes": run.outcomes.as_json()} for run in runs],
+            "runs": [
+                {"name": run.name, "changes": differing, "outcomes": run.outcomes.as_json()}
+                for run, differing in zip(runs, changes, strict=True)
+            ],
             "report": None if report is None else str(report),
         }
         typer.echo(json.dumps(answer, separators=(",", ":")))
         return
     screen = console()
     screen.print(f"{len(demand.submissions):,} workloads; {demand.unseen_ends:,} were not seen to end by themselves")
-    for knob in changes:
-        screen.print(f"  {knob['knob']}: {knob['before']} -> {knob['after']}")
+    for name, differing in zip(names, changes, strict=True):
+        for knob in differing:
+            screen.print(f"  {name}: {knob['knob']} {knob['before']} -> {knob['after']}", markup=False)
     screen.print(comparison_tables(runs))
     if report is not None:
         screen.print(f"report  {report}")
@@ -137,6 +149,55 @@ def _recorded(address: str, progress: Progress) -> tuple[ReportedRun, RecordedDe
     return recorder.run("recorded", state, until_ms=state.now_ms), demand
 
 
+def _served(
+    demand: RecordedDemand, changes: Sequence[Change], names: Sequence[str], *, ideal: bool, seed: int
+) -> list[ReportedRun]:
+    """Serve the demand under each change, side by side."""
+    import os
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    if len(changes) == 1:
+        return [_serve(demand, changes[0], names[0], ideal, seed)]
+    workers = min(len(changes), os.cpu_count() or 1)
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        futures = [
+            pool.submit(_serve, demand, change, name, ideal, seed) for change, name in zip(changes, names, strict=True)
+        ]
+        return [future.result() for future in futures]
+
+
+def _serve(demand: RecordedDemand, change: Change, name: str, ideal: bool, seed: int) -> ReportedRun:
+    from streamsched.cli.running import folding
+    from streamsched.node.virtual_node import IDEAL, USUAL
+    from streamsched.reporting.runs import RunRecorder
+
+    recorder = RunRecorder()
+    with folding() as progress:
+        state = demand.serve(
+            change,
+            IDEAL if ideal else USUAL,
+            seed=seed,
+            observers=(recorder, lambda record, _effects, _state: progress(record.cursor + 1)),
+        )
+    return recorder.run(name, state, until_ms=max(demand.until_ms, state.now_ms))
+
+
+def _knobs_of(text: str) -> list[str]:
+    """Cut a variant into knobs. A part without a sign belongs to the value before it: that is a list.
+
+    >>> _knobs_of("window_ms=3d,rates=h100:2,a100:1")
+    ['window_ms=3d', 'rates=h100:2,a100:1']
+    """
+    knobs: list[str] = []
+    for part in text.split(",") if text else []:
+        if knobs and "=" not in part:
+            knobs[-1] += f",{part}"
+        else:
+            knobs.append(part)
+    return knobs
+
+
 def _policy(name: str | None, knobs: Sequence[str], demand: RecordedDemand) -> tuple[Policy | None, list[Any]]:
     """Return the policy that is asked for, None for what was adopted, and how it differs from the first of those."""
     from streamsched.cli.policy_files import changes, read_policy
@@ -149,7 +210,6 @@ def _policy(name: str | None, knobs: Sequence[str], demand: RecordedDemand) -> t
 
 def _change(
     demand: RecordedDemand,
-    policy: Policy | None,
     budgets: Path | None,
     add_nodes: Sequence[str],
     lose_node: Sequence[str],
@@ -175,7 +235,6 @@ def _change(
     if budgets is not None:
         tree = BudgetTreeChanged(change="what-if", reason=f"as in {budgets.name}", budgets=read_budgets(budgets))
     return Change(
-        policy=policy,
         budgets=tree,
         added=tuple(
             NodeInventoryReported(node=spec.node, boot="boot-1", pool=spec.pool, gpus=spec.gpus) for spec in specs

@@ -192,9 +192,23 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     assert answer["workloads"] == 4
     assert answer["unseen_ends"] == 0
     assert [run["name"] for run in answer["runs"]] == ["recorded", "what if"]
-    assert answer["changes"] == [{"knob": "window_ms", "before": "7d", "after": "3d"}]
+    assert answer["runs"][1]["changes"] == [{"knob": "window_ms", "before": "7d", "after": "3d"}]
     assert answer["runs"][0]["outcomes"] == answer["runs"][1]["outcomes"]  # A week or three days: the story is shorter.
     assert (tmp_path / "report.html").exists()
+
+
+def test_variants_stand_beside_each_other(tmp_path: Path) -> None:
+    """Each named by its knobs, in their order, from processes of their own."""
+    with HistoryKeeper(tmp_path / "ledger.sqlite", "demo", 0) as keeper:
+        simulate(STORY, uniform_cluster(1), observers=[keeper])
+    variants = ["--variant", "window_ms=3d", "--variant", "min_runtime_cap_ms=30m,window_ms=3d"]
+
+    result = CliRunner().invoke(app, ["whatif", str(tmp_path / "ledger.sqlite"), "--ideal", "--json", *variants])
+
+    assert result.exit_code == 0, result.output
+    runs = json.loads(result.stdout)["runs"]
+    assert [run["name"] for run in runs] == ["recorded", *variants[1::2]]
+    assert [len(run["changes"]) for run in runs] == [0, 1, 2]
 
 
 def test_a_node_that_is_not_there_cannot_be_lost(tmp_path: Path) -> None:
