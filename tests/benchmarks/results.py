@@ -36,7 +36,7 @@ def write(sections: Mapping[str, Sequence[Result]], *, broker: str, commit: str)
         *(f"| {name} | {value} |" for name, value in _circumstances(broker, commit).items()),
     ]
     for heading, results in sections.items():
-        lines += ["", f"## {heading}", "", "| What | Result | Limit |", "|---|--:|---|", *_rows(results)]
+        lines += ["", f"## {heading}", "", "| What | Result | Limit |", "|---|--:|---|", *rows(results)]
     PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -53,7 +53,8 @@ def verdict(result: Result) -> str:
     return f"{result.limit}, {'kept' if result.is_met else 'MISSED'}"
 
 
-def _rows(results: Iterable[Result]) -> Iterable[str]:
+def rows(results: Iterable[Result]) -> Iterable[str]:
+    """Return results as rows of a table, each when it is known."""
     return (f"| {result.what} | {shown(result)} | {verdict(result)} |" for result in results)
 
 

@@ -1,14 +1,13 @@
 """Whole simulations of the Philly trace, full policy, ledger kept: how long, how large, and how that grows.
 
 Each runs in a process of its own, so that its peak of memory is its own. Called as a module with a case as JSON, it
-runs that one and prints what it took. The nodes are ideal, as they are in the simulators that are compared with: work
-starts when it is placed and stops when it is asked to.
+runs that one and prints what it took; without one it prints all results, as rows of a table. The nodes are ideal, as
+they are in the simulators that are compared with: work starts when it is placed and stops when it is asked to.
 """
 
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -29,6 +28,7 @@ from streamsched.simulation.virtual_cluster import uniform_cluster
 from streamsched.state.cluster import ClusterState
 from tests.benchmarks.histories import MAX_GPUS, NODES, SINCE_MS, TRACES
 from tests.benchmarks.measuring import Bound, Limit, Result
+from tests.benchmarks.results import rows
 
 #: 2017-11-06 in California: five weeks, and the hour that the end of summer time repeats.
 UNTIL_MS = SINCE_MS + 35 * DAY + HOUR
@@ -123,8 +123,14 @@ def run(case: Case) -> Taken:
         with HistoryKeeper(Path(directory) / "ledger.sqlite", "philly", SINCE_MS) as keeper:
             simulate(demand, uniform_cluster(case.nodes), scheduler=scheduler, observers=[keeper, count])
         seconds = time.process_time() - began
-    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1_024 / 1e6
-    return Taken(seconds, records, scheduler.memory.looks, most, peak_mb)
+    return Taken(seconds, records, scheduler.memory.looks, most, _peak_mb())
+
+
+def _peak_mb() -> float:
+    """Return the peak of this process alone: `getrusage` begins with what the process that started it had."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    (peak_kib,) = (int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+    return peak_kib * 1_024 / 1e6
 
 
 def _demand(case: Case) -> Demand:
@@ -143,4 +149,8 @@ def _demand(case: Case) -> Demand:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(run(Case(**json.loads(sys.argv[1]))))))
+    if len(sys.argv) > 1:
+        print(json.dumps(asdict(run(Case(**json.loads(sys.argv[1]))))))
+    else:
+        for row in rows(measure()):
+            print(row, flush=True)
