@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from rich.console import Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -43,18 +45,15 @@ def _headline(outcomes: Outcomes) -> Table:
     return table
 
 
-def _waits(outcomes: Outcomes) -> Table:
-    table = _table("waits", ("work", "started", "median", "p90", "p99", "longest"), wait_rows(outcomes))
-    return table
+def _waits(outcomes: Outcomes) -> RenderableType:
+    return _Columns("waits", ("work", "started", "median", "p90", "p99", "longest"), wait_rows(outcomes))
 
 
-def _teams(outcomes: Outcomes) -> Table:
+def _teams(outcomes: Outcomes) -> RenderableType:
     names = ("team", "quota", "due", "got", "in hour", "on day", "unalloc", "started", "median", "p90")
     rows = [_narrow(team_row(team)) for team in outcomes.teams if has_anything(team)]
-    table = _table("GPU-hours due and delivered, by team", names, rows)
-    table.add_section()
-    table.add_row(*_narrow(team_row(outcomes.cluster, "all")), style="bold")
-    return table
+    total = _narrow(team_row(outcomes.cluster, "all"))
+    return _Columns("GPU-hours due and delivered, by team", names, rows, total)
 
 
 def _narrow(row: Sequence[str]) -> list[str]:
@@ -62,8 +61,8 @@ def _narrow(row: Sequence[str]) -> list[str]:
     return [*row[:6], *row[7:]]
 
 
-def _disruption(outcomes: Outcomes) -> Table:
-    return _table("preemptions and losses", ("", ""), disruption_rows(outcomes))
+def _disruption(outcomes: Outcomes) -> RenderableType:
+    return _Columns("preemptions and losses", ("", ""), disruption_rows(outcomes))
 
 
 def comparison_tables(runs: Sequence[ReportedRun]) -> RenderableType:
@@ -79,32 +78,68 @@ def comparison_tables(runs: Sequence[ReportedRun]) -> RenderableType:
 _STYLES = {Verdict.BETTER: "green", Verdict.WORSE: "red", Verdict.OTHER: "", Verdict.SAME: "dim"}
 
 
-def _compared(what: str, rows: Sequence[ComparedRow], runs: Sequence[ReportedRun]) -> Table:
-    table = _table("", (what, runs[0].name), ())
+def _compared(what: str, rows: Sequence[ComparedRow], runs: Sequence[ReportedRun]) -> RenderableType:
+    names = [what, runs[0].name]
     for run in runs[1:]:
-        table.add_column(run.name, justify="right", no_wrap=True)
-        table.add_column("difference", justify="right", no_wrap=True)
+        names += [run.name, "difference"]
+    lines = []
     for row in rows:
         cells: list[str | Text] = [row.name, row.baseline]
         for value, difference in row.others:
             said = f"{difference.text} {difference.mark}".strip()
             cells += [value, Text(said, style=_STYLES[difference.verdict])]
-        table.add_row(*cells)
-    return table
+        lines.append(cells)
+    return _Columns("", names, lines)
 
 
-def _table(title: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        header_style="dim",
-        box=None,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
-    for number, name in enumerate(names):
-        table.add_column(name, justify="right" if number else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """A table that loses nothing on a narrow terminal: names wrap, and columns that find no room come below.
+
+    Attributes:
+        title: Above it.
+        names: Of the columns. The first says what a row is about, and stands before each part.
+        rows: Their cells.
+        total: A last row, set off.
+    """
+
+    title: str
+    names: Sequence[str]
+    rows: Sequence[Sequence[str | Text]]
+    total: Sequence[str] = ()
+
+    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = [self.names, *self.rows, *([self.total] if self.total else [])]
+        widths = [max(cell_len(str(line[column])) for line in lines) for column in range(len(self.names))]
+        others = sum(width + 1 for width in widths[1:])
+        first = max(min(widths[0], options.max_width - others), min(widths[0], options.max_width * 2 // 5))
+        parts: list[list[int]] = [[]]
+        room = options.max_width - first
+        for column, width in enumerate(widths[1:], start=1):
+            if parts[-1] and width + 1 > room:
+                parts.append([])
+                room = options.max_width - first
+            parts[-1].append(column)
+            room -= width + 1
+        for number, part in enumerate(parts):
+            yield self._table("" if number else self.title, first, part)
+
+    def _table(self, title: str, first: int, columns: Sequence[int]) -> Table:
+        table = Table(
+            title=title,
+            title_justify="left",
+            title_style="bold",
+            header_style="dim",
+            box=None,
+            padding=(0, 1, 0, 0),
+            pad_edge=False,
+        )
+        table.add_column(self.names[0], max_width=first, overflow="fold")
+        for column in columns:
+            table.add_column(self.names[column], justify="right", overflow="fold")
+        for row in self.rows:
+            table.add_row(row[0], *(row[column] for column in columns))
+        if self.total:
+            table.add_section()
+            table.add_row(self.total[0], *(self.total[column] for column in columns), style="bold")
+        return table

@@ -13,8 +13,8 @@ from rich.console import Console
 from streamsched.model.quantities import HOUR, MINUTE
 from streamsched.reporting.report import ReportText, render_report, write_report
 from streamsched.reporting.runs import ReportedRun
-from streamsched.reporting.terminal import outcome_tables
-from tests.unit.reporting.runs import in_turn, run_of
+from streamsched.reporting.terminal import comparison_tables, outcome_tables
+from tests.unit.reporting.runs import displaced, in_turn, run_of
 
 TEXT = ReportText(
     title="A <small> day & night",
@@ -132,12 +132,19 @@ def test_those_who_still_wait_are_not_forgotten() -> None:
     assert "has waited for 1h30m" in html
 
 
-def test_a_terminal_of_80_columns_shows_everything(run: ReportedRun) -> None:
-    """Nothing is cut off."""
+@pytest.mark.parametrize("columns", [80, 60, 40])
+def test_a_narrow_terminal_shows_everything(run: ReportedRun, columns: int) -> None:
+    """Nothing is cut off, and no number is broken in two: columns without room come below, after the names again."""
+    other = displaced()
     out = StringIO()
+    console = Console(width=columns, file=out)
 
-    Console(width=80, file=out).print(outcome_tables(run.outcomes))
+    console.print(outcome_tables(run.outcomes))
+    console.print(comparison_tables([run, other]))
 
     text = out.getvalue()
     assert "…" not in text
-    assert re.search(r"^red +25\.0 % +6 +16 +66\.7 % +100\.0 %", text, flags=re.MULTILINE)
+    assert all(len(line) <= columns for line in text.splitlines())
+    assert re.search(r"^red +25\.0 % +6 +16 +66\.7 %", text, flags=re.MULTILINE)
+    assert "+1 ▼ worse" in text
+    assert "+66.7 points ◆ other" in text
