@@ -71,7 +71,7 @@ def decide(state: ClusterState, memory: Memory | None = None) -> RoundProposed |
     if not decision.placements and not decision.reservations:
         return None
     if memory is not None:
-        memory.leaves_nothing = not decision.passed_over and not state.reservations
+        memory.leaves_nothing = not (decision.passed_over or state.reservations or state.recoveries)
     return _proposal(
         round=state.closed_round + 1,
         based_on=state.next_cursor,
