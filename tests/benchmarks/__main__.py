@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 from tests import brokers
-from tests.benchmarks import core, results, round_trip, simulations, stores
+from tests.benchmarks import core, results, round_trip, simulations, stores, topology
 from tests.benchmarks.measuring import Result
 
 
@@ -21,6 +21,7 @@ def main() -> int:
     commit = results.commit_measured()
     sections: dict[str, list[Result]] = {}
     _tell(sections, "The core", core.measure())
+    _tell(sections, "Topology", topology.measure())
     _tell(sections, "Simulations", simulations.measure())
     _tell(sections, "The codec", stores.measure_codec())
     with tempfile.TemporaryDirectory() as directory:

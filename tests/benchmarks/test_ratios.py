@@ -9,10 +9,12 @@ import statistics
 
 import pytest
 
+from streamsched.model.topology import Preference
 from tests.benchmarks.core import APPLY_RATE_MIN, BACKLOG_RATIO_MAX, fold_against_decoding, submissions_against_backlog
 from tests.benchmarks.histories import philly_history
 from tests.benchmarks.measuring import median_ratio
 from tests.benchmarks.simulations import JOBS_RATIO_MAX, Case, taken
+from tests.benchmarks.topology import GROWTH_MAX, TAKEN, searching
 
 
 def test_a_record_is_folded_about_as_fast_as_it_is_read() -> None:
@@ -35,3 +37,12 @@ def test_a_simulation_takes_time_in_proportion_to_its_jobs() -> None:
     fewer, more = taken(Case(1_000)), taken(Case(5_000))
 
     assert more.seconds <= JOBS_RATIO_MAX.value * fewer.seconds
+
+
+@pytest.mark.parametrize("preference", Preference)
+@pytest.mark.parametrize("percent", TAKEN)
+def test_a_search_for_seats_takes_less_than_in_proportion_to_the_nodes(percent: int, preference: Preference) -> None:
+    """Ten times the nodes take at most eight times as long; `make bench` has whole decisions, too."""
+    few, many = (searching(nodes, percent, preference) for nodes in (12_500, 125_000))
+
+    assert many <= GROWTH_MAX.value * few
