@@ -47,8 +47,9 @@ from streamsched.model.events import (
     WorkloadSubmitted,
 )
 from streamsched.model.identifiers import command_order
-from streamsched.model.policy import Order, Policy, VictimUnderBudget
+from streamsched.model.policy import Levels, Order, Policy, VictimUnderBudget
 from streamsched.model.quantities import DAY, HOUR, MINUTE, SECOND, WHOLE
+from streamsched.model.topology import NODE, Layer, Recovery, TopologyRequest, Wish
 from streamsched.scheduling.decision import decide
 from streamsched.state.cluster import ClusterState
 from streamsched.state.invariants import check
@@ -69,6 +70,14 @@ TREES: tuple[dict[str, int], ...] = (
     {},
 )
 MIN_RUNTIMES = (0, 0, 5 * MINUTE, HOUR, HOUR, 8 * HOUR)
+#: Some of them fit no gang of some sizes, or name levels that the cluster may not have.
+TOPOLOGIES = (
+    TopologyRequest(layers=(Layer(level="rack"),)),
+    TopologyRequest(layers=(Layer(level="rack", wish=Wish.PREFERRED),)),
+    TopologyRequest(layers=(Layer(level="rack", ranks=1),)),
+    TopologyRequest(layers=(Layer(level=NODE, ranks=1),)),
+    TopologyRequest(layers=(Layer(level="rack"), Layer(level="chassis", ranks=1)), recovery=Recovery.IN_PLACE),
+)
 SPANS = (
     0,
     0,
@@ -187,6 +196,7 @@ def _submit(history: History, random: Random) -> None:
         priority=random.choice((0, 0, 0, 5, -5)),
         command=("sleep", "60"),
         interactive=random.random() < 0.2,
+        topology=random.choice((None, None, *TOPOLOGIES)),
     )
     history.tell(_sourced(history, random, fact, "workloads.v1/0"))
 
@@ -281,6 +291,10 @@ def _adopt(history: History, random: Random) -> None:
         reservations=random.choice((0, 1, 2, 2)),
         reserve_after_ms=random.choice((0, 0, 2 * MINUTE)),
         nodes_per_headroom_node=random.choice((0, 2, 64)),
+        levels=random.choice(((), (Levels(names=("rack",)),), (Levels(names=("rack", "chassis")),))),
+        recovery=random.choice(tuple(Recovery)),
+        recovery_step_ms=random.choice((MINUTE, HOUR)),
+        consolidation=random.random() < 0.3,
     )
     history.tell(_sourced(history, random, PolicyAdopted(policy=policy, reason="a test"), "control.v1/0"))
 
@@ -375,6 +389,45 @@ def _contend(history: History, random: Random) -> None:
         history.append_ms += wait_ms
         history.tell(Tick(tick=history.state.last_tick + 1))
         history.settle()
+
+
+def _break_a_gang(history: History, random: Random) -> None:
+    """A gang with layers runs, loses a node or two, and stops on most of the others; some take its place meanwhile."""
+    gangs = [
+        (workload.run, workload.id)
+        for workload in history.state.workloads.values()
+        if workload.topology is not None and workload.run is not None and len(workload.run.held) > 1
+    ]
+    if not gangs:
+        leaves = [leaf.id for leaf in history.state.budgets.leaves() if leaf.quota_nano]
+        for ranks in (2, 2, 3) if leaves else ():
+            fact = WorkloadSubmitted(
+                workload=random.choice(WORKLOADS),
+                budget=random.choice(leaves),
+                ranks=ranks,
+                gpus_per_rank=random.choice((4, 8)),
+                min_runtime_ms=HOUR,
+                resumable=True,
+                topology=random.choice(TOPOLOGIES),
+            )
+            history.tell(_sourced(history, random, fact, "workloads.v1/0"))
+        history.settle()
+        return
+    run, workload = random.choice(gangs)
+    names = sorted(run.held)
+    if random.random() < 0.8:
+        for name in names:
+            history.tell(RunStarted(node=name, workload=workload, attempt=run.attempt))
+    for name in names[: random.choice((1, 1, 2))]:
+        health = random.choice((NodeHealth.UNHEALTHY, NodeHealth.LOST))
+        history.tell(NodeHealthChanged(node=name, health=health, reason="a test", fatal=True))
+    for name in names:
+        if random.random() < 0.9:
+            fact_of_end = RunReleased(node=name, workload=workload, attempt=run.attempt, outcome=ReleaseOutcome.STOPPED)
+            history.tell(fact_of_end)
+    if random.random() < 0.7:
+        history.settle()
+    history.append_ms = max(history.append_ms, history.state.now_ms) + random.choice((0, MINUTE, HOUR))
 
 
 def _ask(history: History, random: Random, leaf: str, min_runtime_ms: int, times: int) -> None:
@@ -602,6 +655,7 @@ MOVERS, WEIGHTS = zip(
     (_begin_repair, 1),
     (_wait_for_stops, 1),
     (_contend, 6),
+    (_break_a_gang, 3),
     (_extend, 3),
     (_accept, 3),
     (_change_tree, 3),
