@@ -234,6 +234,8 @@ class DemandRecorder:
         elif isinstance(event, NodeInventoryReported):
             self._join(event, now_ms)
         elif isinstance(event, _OUTSIDE):
+            if isinstance(event, NodeHealthChanged) and event.health is NodeHealth.LOST:
+                self._boots.pop(event.node, None)  # What it says when it is back is new, in the same boot or not.
             self._facts.append((now_ms, event.model_copy(update={"src": None, "seq": None})))
         for command in effects.commands:
             life = self._lives.get(command.workload)

@@ -32,7 +32,9 @@ from streamsched.simulation.traces import read_philly
 from streamsched.simulation.virtual_cluster import uniform_cluster
 from streamsched.simulation.what_if import Change, DemandRecorder, RecordedDemand
 from streamsched.state.cluster import ClusterState
+from streamsched.state.workloads import Phase
 from streamsched.wire.codec import encode
+from tests.replays.histories import HISTORIES, read_history
 
 TREE = BudgetTreeChanged(
     change="c1",
@@ -137,6 +139,20 @@ def test_true_lengths_are_seen_through_preemption_and_delays(delays: Delays) -> 
         "red-1": HOUR,
     }
     assert demand.unseen_ends == 0
+
+
+def test_nodes_are_lost_and_come_back_as_they_did() -> None:
+    """On a golden history with lost, ill and drained nodes: at its end all are as they were, and nobody still waits."""
+    recorder, state = DemandRecorder(), ClusterState()
+    for record in read_history(HISTORIES / "lost-nodes.jsonl"):
+        recorder.observe(record, state.apply(record), state)
+
+    served = recorder.demand().serve(Change(), IDEAL)
+
+    assert {name: node.health for name, node in served.inventory.nodes.items()} == {
+        name: node.health for name, node in state.inventory.nodes.items()
+    }
+    assert {workload.phase for workload in served.workloads.values()} <= {Phase.RUNNING}
 
 
 @pytest.mark.parametrize(
