@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamsched.model.policy import FragmentScore
+from streamsched.model.events import Drain
+from streamsched.model.policy import FragmentScore, Levels
 from streamsched.model.topology import Group, Layer, Preference, Wish
 from streamsched.scheduling.affinity import Ask, Fit, NoFit, reserve_places, symmetric_counts, violations
 from streamsched.scheduling.fragmentation import Nesting, blocks_that_fit, fragment_scores, strays_of
+from tests.stories import Story, adopted, drained, node
 from tests.topologies import Forest, forest, whole
 
 BANDWIDTH = Preference.BANDWIDTH_FIRST
@@ -483,3 +485,19 @@ def test_what_is_given_is_not_changed() -> None:
     place.seat(Ask(4, 1, (), (Group(name="a", ranks=3, gpus_per_rank=2), Group(name="b", ranks=1, gpus_per_rank=3))))
 
     assert np.array_equal(place.free, before)
+
+
+def test_what_happens_to_a_node_changes_one_entry_and_no_tree() -> None:
+    """However deep the tree and however many shapes wait: the search adds up. A node that joins cuts the tree anew."""
+    rows = [node(f"n{number}", domains=(f"s{number // 4}", f"r{number // 2}")) for number in range(8)]
+    story = Story(adopted(levels=(Levels(names=("supernode", "rack")),)), rows)
+    (pool,) = story.state.inventory.pools.values()
+    tree, before = pool.tree, pool.free.gpus.copy()
+
+    story.tell(drained("n5", Drain.SOFT))
+
+    assert np.flatnonzero(pool.free.gpus != before).tolist() == [5]
+    assert pool.tree is tree
+    story.tell(node("n9", domains=("s2", "r4")))
+    (pool,) = story.state.inventory.pools.values()
+    assert pool.tree.nodes == 9
