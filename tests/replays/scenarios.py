@@ -10,7 +10,9 @@ from collections.abc import Callable
 from random import Random
 
 from streamsched.model.events import BudgetShare, BudgetTreeChanged, Record, WorkloadSubmitted
+from streamsched.model.policy import DEFAULT_POLICY, Levels, Policy
 from streamsched.model.quantities import HOUR, MINUTE, SECOND, WHOLE
+from streamsched.model.topology import Layer, TopologyRequest
 from streamsched.node.virtual_node import USUAL, VirtualNode
 from streamsched.simulation.demand import Demand, Submission
 from streamsched.simulation.faults import FaultPlan, FaultyCluster
@@ -82,14 +84,47 @@ def lost_nodes() -> list[Record]:
     return _record(Demand(tuple(asked), _TREE), FaultyCluster(nodes, plan, Random("7/faults"), MONDAY))
 
 
-SCENARIOS: dict[str, Callable[[], list[Record]]] = {"spare-time": spare_time, "lost-nodes": lost_nodes}
+def lost_ranks() -> list[Record]:
+    """Gangs in pairs that share a rack lose nodes, in four racks of three; most of each stays where it is."""
+    pairs = TopologyRequest(layers=(Layer(level="rack", ranks=2),))
+    asked = tuple(
+        Submission(ask.at_ms, ask.workload.model_copy(update={"topology": pairs}), ask.run_ms)
+        for ask in (
+            _ask(0, "llama", "language/pretrain", 4, 8, 240, 300),
+            _ask(1, "resnet", "vision", 4, 8, 240, 300),
+            _ask(2, "eval-7", "language/eval", 2, 8, 60, 200),
+        )
+    )
+    nodes = [
+        VirtualNode(
+            f"node-{rack}{n}",
+            pool="gpu",
+            gpus=8,
+            domains=(f"rack-{rack}",),
+            delays=USUAL,
+            random=Random(f"3/{rack}{n}"),
+        )
+        for rack in range(4)
+        for n in range(3)
+    ]
+    plan = FaultPlan(until_ms=MONDAY + 4 * HOUR, outage_gap_ms=30 * MINUTE, illness_gap_ms=12 * HOUR)
+    policy = Policy(levels=(Levels(names=("rack",)),))
+    return _record(Demand(asked, _TREE), FaultyCluster(nodes, plan, Random("3/faults"), MONDAY), policy)
 
 
-def _record(demand: Demand, cluster: VirtualCluster) -> list[Record]:
+SCENARIOS: dict[str, Callable[[], list[Record]]] = {
+    "spare-time": spare_time,
+    "lost-nodes": lost_nodes,
+    "lost-ranks": lost_ranks,
+}
+
+
+def _record(demand: Demand, cluster: VirtualCluster, policy: Policy = DEFAULT_POLICY) -> list[Record]:
     records: list[Record] = []
     simulate(
         demand,
         cluster,
+        policy,
         since_ms=MONDAY,
         until_ms=MONDAY + 24 * HOUR,
         observers=[lambda record, _effects, _state: records.append(record)],
