@@ -70,7 +70,8 @@ class Memory:
         self._recoveries: dict[str, tuple[_Epoch, int]] = {}
         #: How often a candidate was looked at beyond what its size alone tells.
         self.looks = 0
-        #: Whether there is room for nothing that waits in what the last proposal leaves; nothing is promised, none recovers.
+        #: Whether there is room for nothing that waits in what the last proposal leaves, while nothing is promised and
+        #: nobody recovers.
         self.leaves_nothing = False
         #: What waits in the order in which it came, for schemes that ask for that.
         self.line = WaitingLine()
