@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from streamsched.errors import InvariantError
 from streamsched.model.events import Drain, NodeHealth
 from streamsched.state.inventory import Room, Sizes
+from streamsched.state.straddling import breach
 from streamsched.state.workloads import Commitment, Phase
 
 if TYPE_CHECKING:
@@ -173,6 +174,9 @@ def _check_gangs(state: ClusterState) -> None:
             _demand(present == run.held, f"{workload.id}: holds GPUs outside its seats")
             if workload.phase is Phase.BOUND and not run.started_on:
                 _demand(whole == run.held, f"{workload.id}: a gang in part")
+            if whole == run.held:
+                straddles = breach(state, workload) is not None
+                _demand(run.straddling is straddles, f"{workload.id}: straddles or not, and is marked otherwise")
         if workload.phase is Phase.PLANNED:
             _demand(bool(run.awaited) and not run.held, f"{workload.id}: planned, and waits for nothing")
     _demand(not held, f"nodes hold GPUs for runs that do not exist: {sorted(held)}")
