@@ -12,8 +12,12 @@ from hypothesis import strategies as st
 
 from streamsched.model.topology import NODE, Group, Layer, Preference
 from streamsched.scheduling.affinity import Ask, NoFit, Seating, domain_counts, seat_gang, violations
+from streamsched.scheduling.decision import decide
+from streamsched.scheduling.placement import ask_of
 from streamsched.state.inventory import Node
+from streamsched.state.snapshot import freeze, thaw
 from streamsched.state.topology import PoolTree
+from tests.properties.histories import History, histories
 
 LEVELS = ("hall", "row", "rack")
 
@@ -283,3 +287,21 @@ def test_a_reserve_is_used_only_in_need(place: tuple[int, Free], ranks: int, kep
         assert found.passes == (1 if fits_beside else 2)
         assert not fits_beside or not any(reserve[node] for node, _ in found.seats)
         assert sum(domain_counts(tree, found.seats)[tree.levels[0]].values()) == ranks
+
+
+@given(histories())
+def test_whatever_happened_before_a_gang_that_is_placed_has_what_it_requires(history: History) -> None:
+    """Nodes came, went and failed, levels were renamed, gangs recovered: each block still shares its domain."""
+    every = max(1, len(history.records) // 10)
+    for folded, record, _ in history.folded():
+        if record.cursor % every:
+            continue
+        state = thaw(freeze(folded))
+        proposal = decide(state)
+        for placement in proposal.placements if proposal is not None else ():
+            workload = state.workloads[placement.workload]
+            nodes = [state.nodes[seat.node] for seat in placement.seats]
+            pool = state.inventory.pools[nodes[0].home]
+            seats = [(node.index, 1) for node in nodes]
+            assert {node.home for node in nodes} == {pool.id}
+            assert violations(pool.tree, ask_of(workload, state.policy), seats) == ()
