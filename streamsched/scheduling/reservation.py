@@ -147,7 +147,7 @@ def _clearing(
 ) -> _Clearing | None:
     """Return when a node has room for all the ranks it can ever hold beside what may not be taken, or all there are."""
     size = claimant.gpus_per_rank
-    if node.claims:
+    if node.claims or node.pins:
         return None
     free = node.gpus
     going: list[tuple[int, int, int]] = []

@@ -295,6 +295,19 @@ def test_another_survivor_fails_while_it_waits() -> None:
     assert seats_of(story) == ["a0", "a7", "a2", "b7", "b1", "b2"]
 
 
+def test_what_is_pinned_is_promised_to_nobody() -> None:
+    """A gang of two nodes could be promised a2 alone, whose run leaves in an hour; so nothing is promised to it."""
+    story = running(cluster(A=3), in_groups(2, Recovery.IN_PLACE), "a0", "a1")
+    occupy(story, "a2")
+    lose(story, "a1")
+    story.tell(submitted("wide", ranks=2))
+
+    story.at(30 * MINUTE).round()
+
+    assert "wide" in story.state.workloads
+    assert not story.state.reservations
+
+
 def test_who_has_nothing_left_starts_anew() -> None:
     """A drain of the last node that is pinned ends the recovery; the gang waits as any other."""
     story = running(cluster(A=2), in_groups(2), "a0", "a1")
