@@ -580,11 +580,17 @@ class Comparison(Value):
 
 
 class Victim(Value):
-    """A run to be stopped so that a placement fits; for allocated runs, with the reason why it may be."""
+    """A run to be stopped so that a placement fits.
+
+    Attributes:
+        because: Why it may be, if it is allocated and gives up its GPUs.
+        moves_to: Where else it goes, if it is allocated and only moves: these seats are kept for its next attempt.
+    """
 
     workload: WorkloadId
     attempt: Attempt
     because: Comparison | None = None
+    moves_to: Annotated[tuple[Seat, ...], Field(min_length=1, max_length=100_000)] | None = None
 
 
 class ShareLine(Value):

@@ -238,6 +238,11 @@ class Policy(BaseModel):
     recovery_step_ms: Positive = Field(
         default=MINUTE, description="A recovery in vain widens by one step after each such time."
     )
+    consolidation: bool = Field(
+        default=False,
+        description="Whether allocated runs past their protection that can resume are moved to free GPUs elsewhere, so "
+        "that a gang fits that could take its room from nobody.",
+    )
     placements_per_round: Annotated[int, Field(ge=1, le=1_000)] = Field(
         default=200, description="The most gangs one proposal may place; the next round follows at once."
     )

@@ -116,6 +116,10 @@ class TopologyRequest(_Value):
             raise ValueError(f"groups: {twice[0]!r} is named twice; give each group a name of its own")
         return self
 
+    def gpus_of_ranks(self, gpus_per_rank: int) -> list[int]:
+        """Return the GPUs of each rank of a gang with groups, whose smallest ranks have `gpus_per_rank`."""
+        return [group.gpus_per_rank or gpus_per_rank for group in self.groups for _ in range(group.ranks)]
+
 
 def objection_to(request: TopologyRequest, ranks: int, gpus_per_rank: int) -> str | None:
     """Return why a request cannot be kept whatever the levels are: the field, the value and the remedy.

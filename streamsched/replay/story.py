@@ -304,6 +304,9 @@ def _taken(item: ProposedPlacement, state: ClusterState) -> str:
 def _lost(item: ProposedPlacement, victim: Victim, state: ClusterState) -> str:
     """Return why a victim loses its GPUs, and what becomes of it."""
     next_ = _next(victim, state)
+    if victim.moves_to is not None:
+        nodes = _some(list(dict.fromkeys(seat.node for seat in victim.moves_to)))
+        return f"it only moves: its next attempt has GPUs of {nodes}, which are kept for it"
     if victim.because is None:
         turn = f"it was the other's turn because {_turn(item)}"
         return f"an allocated request goes before unallocated time, and {turn}{next_}"

@@ -9,6 +9,7 @@ nothing writes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from streamsched.model.events import (
@@ -21,11 +22,12 @@ from streamsched.model.events import (
     trusted,
 )
 from streamsched.model.policy import UsageMode
+from streamsched.scheduling.consolidation import consolidate
 from streamsched.scheduling.draft import Draft, is_short
 from streamsched.scheduling.fair_share import Turns, share_lines
 from streamsched.scheduling.guard import Offer, guard_of, offers_to
 from streamsched.scheduling.placement import place
-from streamsched.scheduling.preemption import Shortage, displace, preempt
+from streamsched.scheduling.preemption import Preemption, Shortage, displace, preempt
 from streamsched.scheduling.recovery import seat_again
 from streamsched.scheduling.reservation import promise, spans_nodes
 from streamsched.scheduling.reserves import kept_from
@@ -327,6 +329,10 @@ class _Decision:
                 found = self._preempt(workload, pool, nodes)
                 if found is not None:
                     return found
+            for pool, nodes in pools if state.policy.consolidation else ():
+                found = self._consolidate(workload, pool, nodes)
+                if found is not None:
+                    return found
         asks = reserves and waited_ms >= state.policy.reserve_after_ms and self._may_reserve()
         if asks and any(self._reserve(workload, pool, nodes) for pool, nodes in pools):
             return None
@@ -336,8 +342,8 @@ class _Decision:
                 workload,
                 until_ms=self._waits_until(workload, patience_ms, reserves=reserves),
                 guard_gpu_ms=self._guard(workload, pools) if is_patient or asks else None,
-                promised_to_none=asks,
-                missing=min(self.shortages, default=0),
+                helped_by_any=asks or state.policy.consolidation,
+                missing=1 if state.policy.consolidation else min(self.shortages, default=0),
             )
         return None
 
@@ -366,24 +372,33 @@ class _Decision:
         if not offers:
             self.shortages.append(ranks - pool.reclaimable.slots_on(size, nodes))
             return None
-        bucket = state.disruption.get(pool.pool.id) or DisruptionBudget()
-        spent = draft.preempted.get(pool.pool.id, 0)
-
-        def is_affordable(gpus: int) -> bool:
-            installed = pool.pool.installed_gpus
-            if bucket.allows(spent + gpus, installed, state.policy, draft.now_ms):
-                return True
-            allowed_ms = bucket.allowed_from_ms(spent + gpus, installed, state.policy, draft.now_ms)
-            if allowed_ms is not None:
-                self.retries_ms.append(allowed_ms)
-            return False
-
-        preempted = preempt(draft, pool, workload, nodes, offers, affordable=is_affordable)
+        preempted = preempt(draft, pool, workload, nodes, offers, affordable=partial(self._is_affordable, pool.pool))
         if isinstance(preempted, Shortage):
             self.shortages.append(preempted.ranks)
             return None
-        draft.preempted[pool.pool.id] = spent + preempted.allocated_gpus
-        return _Found(preempted.seats, preempted.victims, preempted.over_cap)
+        return self._spent(pool.pool, preempted)
+
+    def _consolidate(self, workload: Workload, pool: DraftPool, nodes: int) -> _Found | None:
+        affordable = partial(self._is_affordable, pool.pool)
+        moved = consolidate(self.draft, pool, workload, nodes, affordable=affordable)
+        return None if moved is None else self._spent(pool.pool, moved)
+
+    def _is_affordable(self, pool: Pool, gpus: int) -> bool:
+        """Whether so many more allocated GPUs of a pool may be disturbed now; if not, it is noted when they may."""
+        state, now_ms = self.state, self.draft.now_ms
+        bucket = state.disruption.get(pool.id) or DisruptionBudget()
+        gpus += self.draft.preempted.get(pool.id, 0)
+        if bucket.allows(gpus, pool.installed_gpus, state.policy, now_ms):
+            return True
+        allowed_ms = bucket.allowed_from_ms(gpus, pool.installed_gpus, state.policy, now_ms)
+        if allowed_ms is not None:
+            self.retries_ms.append(allowed_ms)
+        return False
+
+    def _spent(self, pool: Pool, found: Preemption) -> _Found:
+        preempted = self.draft.preempted
+        preempted[pool.id] = preempted.get(pool.id, 0) + found.allocated_gpus
+        return _Found(found.seats, found.victims, found.over_cap)
 
     def _reserve(self, workload: Workload, pool: DraftPool, nodes: int) -> bool:
         """Reserve nodes for a gang that needs several, if enough of them can be had at all."""

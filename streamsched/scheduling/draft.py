@@ -41,6 +41,14 @@ class DraftPool:
         #: far as that was asked since the node was last touched.
         self.cheapest: dict[int, dict[int, Choice | None]] = {}
 
+    def copy(self) -> DraftPool:
+        """Return a draft of the same pool to try something on."""
+        other = DraftPool.__new__(DraftPool)
+        other.pool, other.nodes = self.pool, self.nodes
+        other.free, other.reclaimable, other.takeable = self.free.copy(), self.reclaimable.copy(), self.takeable.copy()
+        other.touched, other.victims, other.cheapest = self.touched.copy(), self.victims.copy(), {}
+        return other
+
     def free_mask(self, node: Node) -> int:
         """Return the GPUs of a node that are free and that this decision has not given away."""
         touched = self.touched.get(node.index)

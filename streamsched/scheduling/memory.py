@@ -116,7 +116,7 @@ class Memory:
         *,
         until_ms: int | None,
         guard_gpu_ms: int | None,
-        promised_to_none: bool,
+        helped_by_any: bool,
         missing: int,
     ) -> None:
         """Note that a candidate was looked at in vain, with nothing given away before in this decision.
@@ -126,7 +126,8 @@ class Memory:
             workload: The candidate.
             until_ms: When its own wait lets something else be tried.
             guard_gpu_ms: The guard it was compared with; None when it was not compared with anybody.
-            promised_to_none: Whether it asked for a reservation, and too few nodes could be had.
+            helped_by_any: Whether anything that comes free may help it: it asked for a reservation, and too few nodes
+                could be had, or runs may be moved for it.
             missing: For how many of its ranks at least there was no place, whoever would have been stopped.
         """
         state = draft.state
@@ -137,7 +138,7 @@ class Memory:
         slack: int | None = None
         refused: set[Budget] = set()
         if guard_gpu_ms is not None:
-            asks_of = (0, guard_gpu_ms) if promised_to_none else (guard_gpu_ms,)
+            asks_of = (0, guard_gpu_ms) if helped_by_any else (guard_gpu_ms,)
             for theirs, needed in refusals(draft, workload.budget, asks_of):
                 slack = needed if slack is None else min(slack, needed)
                 refused.add(theirs)
@@ -151,7 +152,7 @@ class Memory:
             until_ms=until_ms,
             slack_gpu_ms=slack,
             rate=state.budgets.peak_units + fading + 1,
-            refused=None if promised_to_none else frozenset(refused),
+            refused=None if helped_by_any else frozenset(refused),
         )
 
     def recovers_in_vain(self, state: ClusterState, workload: str) -> bool:

@@ -113,7 +113,7 @@ def order_of(gang: Workload, seats: Iterable[tuple[int, int]]) -> tuple[tuple[in
     """Return node index, ranks there and GPUs of each, in rank order, of seats as the search gives them."""
     if gang.topology is None or not gang.topology.groups:
         return tuple((index, ranks, gang.gpus_per_rank) for index, ranks in seats)
-    sizes = [group.gpus_per_rank or gang.gpus_per_rank for group in gang.topology.groups for _ in range(group.ranks)]
+    sizes = gang.topology.gpus_of_ranks(gang.gpus_per_rank)
     singly = [index for index, ranks in seats for _ in range(ranks)]
     return tuple((index, 1, gpus) for index, gpus in zip(singly, sizes, strict=True))
 

@@ -49,11 +49,11 @@ def displace(
     """
     if pool.reclaimable.slots_on(gang.gpus_per_rank, nodes) < gang.ranks:
         return None
-    best = _cheapest(state, pool, gang, nodes)
+    best = cheapest(state, pool, gang, nodes)
     return None if best is None else (best.seats(), best.victims())
 
 
-def _cheapest(
+def cheapest(
     state: ClusterState,
     pool: DraftPool,
     gang: Workload,
@@ -127,7 +127,7 @@ def preempt(
     cap = state.policy.disruption_cap * ranks * gpus_per_rank
     extra: dict[int, dict[RunKey, int]] = {}
     offer_of: dict[RunKey, Offer] = {}
-    #: Who is stopped first among those that cost the same: leaf by leaf, and in a leaf as `_spare_last` says.
+    #: Who is stopped first among those that cost the same: leaf by leaf, and in a leaf as `spare_last` says.
     ranking: dict[RunKey, int] = {}
     room: dict[int, int] = {}
     slots = pool.reclaimable.slots_on(gpus_per_rank, nodes)
@@ -151,11 +151,11 @@ def preempt(
                 after = room[node.index] = before + mask.bit_count()
                 gained += after // gpus_per_rank - before // gpus_per_rank
         slots += gained
-        for key in sorted(sorted(offer.runs, reverse=True), key=lambda key: _spare_last(offer.runs[key])):
+        for key in sorted(sorted(offer.runs, reverse=True), key=lambda key: spare_last(offer.runs[key])):
             ranking[key] = len(ranking)
         if slots < ranks or not gained:
             continue
-        search = _cheapest(state, pool, claimant, nodes, extra, ranking)
+        search = cheapest(state, pool, claimant, nodes, extra, ranking)
         if search is None:
             continue  # There are places enough, but not in the domains that it needs.
         if best is None or search.allocated_gpus <= cap:
@@ -494,7 +494,7 @@ class _Search:
         if sum(gpus for _, gpus in runs) < need:
             return None
         runs.sort(key=lambda item: item[0], reverse=True)
-        runs.sort(key=lambda item: _spare_last(self.state.workloads[item[0][0]]))
+        runs.sort(key=lambda item: spare_last(self.state.workloads[item[0][0]]))
         best: list[Choice | None] = [((0, 0, 0, 0), []), *[None] * need]
         for position, (key, gpus) in enumerate(runs):
             workload = self.state.workloads[key[0]]
@@ -515,7 +515,7 @@ class _Search:
         return best[need]
 
 
-def _spare_last(workload: Workload) -> tuple[int, int, int]:
+def spare_last(workload: Workload) -> tuple[int, int, int]:
     """Order runs of one node by who goes first: lower priority, resumable, youngest."""
     run = workload.run
     started = run.started_ms if run is not None and run.started_ms is not None else 1 << 62

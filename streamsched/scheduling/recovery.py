@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from streamsched.model.events import Seat, Victim
-from streamsched.model.topology import NODE, Wish
+from streamsched.model.topology import NODE, TopologyRequest, Wish
 from streamsched.scheduling.affinity import Ask, NoFit, seat_gang, violations
 from streamsched.scheduling.placement import lowest_bits
 from streamsched.scheduling.reserves import last_resort
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from streamsched.model.topology import Layer, TopologyRequest
+    from streamsched.model.topology import Layer
     from streamsched.scheduling.draft import Draft, DraftPool
     from streamsched.state.inventory import Node, RunKey
     from streamsched.state.recoveries import Recovering
@@ -43,9 +43,7 @@ def seat_again(draft: Draft, recovery: Recovering) -> tuple[tuple[Seat, ...], tu
     """
     state = draft.state
     workload = state.workloads[recovery.workload]
-    topology = workload.topology
-    if topology is None:
-        raise AssertionError(f"{workload.id} recovers, and asks nothing of the topology")
+    topology = workload.topology or TopologyRequest()
     home = state.nodes[next(iter(recovery.pins))].home
     pool = draft.pool(state.inventory.pools[home])
     kept = kept_ranks(state, recovery, pool.free_mask)

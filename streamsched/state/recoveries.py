@@ -9,6 +9,9 @@ are the largest of which every rank is lost. A lost block is replaced inside the
 as that is in vain, one more block around it may move each time a step is over, and each step moves more ranks than the
 last. The last step is the whole gang: nothing is pinned any more, and it waits as any other requeued work.
 
+A run that is moved, so that another gang fits, goes the same way: it is stopped, what is pinned for it lies elsewhere,
+and its next attempt starts there.
+
 Functions over the state, called by its gate and by those who fold.
 
 Source: `topology.md`, sections 4.3 and 9.
@@ -23,14 +26,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from streamsched.model.commands import Receipt, ReceiptStatus, StopReason
 from streamsched.model.policy import Scheme
 from streamsched.model.quantities import counted, format_instant
-from streamsched.model.topology import NODE, Recovery, Wish
+from streamsched.model.topology import NODE, Recovery, TopologyRequest, Wish
 from streamsched.state.workloads import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from streamsched.model.events import Seat
-    from streamsched.model.topology import Layer, LevelName, TopologyRequest
+    from streamsched.model.topology import Layer, LevelName
     from streamsched.state.cluster import ClusterState
     from streamsched.state.inventory import Node
     from streamsched.state.workloads import Workload
@@ -157,10 +160,22 @@ def begin(state: ClusterState, workload: Workload, reason: StopReason) -> None:
             recovery.pins[node.id] = recovery.pins.get(node.id, 0) | seat.gpu_mask
     if not recovery.pins:
         return
-    state.recoveries[workload.id] = recovery
+    _pin(state, recovery)
+
+
+def move(state: ClusterState, workload: Workload, seats: tuple[Seat, ...]) -> None:
+    """Keep seats for the next attempt of a run that is being stopped only to move there."""
+    recovery = Recovering(workload.id, seats, state.now_ms)
+    for seat in seats:
+        recovery.pins[seat.node] = recovery.pins.get(seat.node, 0) | seat.gpu_mask
+    _pin(state, recovery)
+
+
+def _pin(state: ClusterState, recovery: Recovering) -> None:
+    state.recoveries[recovery.workload] = recovery
     for id_, mask in recovery.pins.items():
         node = state.nodes[id_]
-        node.pins[workload.id] = mask
+        node.pins[recovery.workload] = mask
         state.inventory.refile(node)
         state.effects.nodes[id_] = None
 
@@ -347,7 +362,7 @@ def recovering_in_words(state: ClusterState, recovery: Recovering) -> str:
     lost = _lost_blocks(state, recovery)
     keeps = f"recovers: keeps {counted(len({node.id for node in kept.values()}), 'node')}"
     if not lost:
-        return f"{keeps}, and all its places can be had again"
+        return f"all its places are kept for it, on {counted(len({node.id for node in kept.values()}), 'node')}"
     gone = _some(sorted({recovery.seats[rank].node for chain in lost for rank in _ranks(chain[-1])}))
     waits = f"{keeps}, waits for room in {_places(state, kept, lost, recovery.step)} to replace {gone}"
     if recovery.widens_ms is None:
@@ -379,10 +394,10 @@ def _ranks(block: Block) -> range:
 
 
 def _lost_blocks(state: ClusterState, recovery: Recovering) -> list[Chain]:
-    topology = state.workloads[recovery.workload].topology
+    topology = state.workloads[recovery.workload].topology or TopologyRequest()
     kept = kept_ranks(state, recovery)
     lost = [seat.rank for seat in recovery.seats if seat.rank not in kept]
-    return [] if topology is None else lost_blocks(topology, len(recovery.seats), lost)
+    return lost_blocks(topology, len(recovery.seats), lost)
 
 
 def _notify(state: ClusterState, workload: Workload, text: str) -> None:

@@ -5,6 +5,7 @@ Functions over the state, called by its gate.
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from streamsched.model.commands import StopReason
@@ -18,7 +19,9 @@ from streamsched.state.reservations import Reservation
 from streamsched.state.workloads import Commitment, Phase, Run, Workload, is_unprotected
 
 if TYPE_CHECKING:
-    from streamsched.model.events import ProposedPlacement, ProposedReservation, RoundProposed
+    from collections.abc import Iterable, Sequence
+
+    from streamsched.model.events import ProposedPlacement, ProposedReservation, RoundProposed, Seat
     from streamsched.state.cluster import ClusterState
 
 
@@ -54,9 +57,10 @@ def _objection_to(state: ClusterState, item: ProposedPlacement) -> Void | None:
         return Void.NO_BUDGET
     if workload.budget.full_for(workload.gpus, {}, allocated=workload.is_allocated) is not None:
         return Void.SLOT_LIMIT
-    wanted = _masks_by_node(item, workload)
+    wanted = _masks_by_node(item.seats, workload)
     if wanted is None:
         return Void.WRONG_SEATS
+    taken = dict(wanted)
     freed: dict[str, int] = {}
     if item.victims and len({victim.workload for victim in item.victims}) < len(item.victims):
         return Void.VICTIM_GONE
@@ -67,6 +71,8 @@ def _objection_to(state: ClusterState, item: ProposedPlacement) -> Void | None:
             return Void.VICTIM_GONE
         if not workload.is_allocated or (other.is_allocated and not is_unprotected(other, state.now_ms)):
             return Void.VICTIM_PROTECTED
+        if victim.moves_to is not None and not _can_move(state, other, victim.moves_to, taken):
+            return Void.WRONG_SEATS
         if other.phase is Phase.PLANNED or not any(wanted.get(id_, 0) & mask for id_, mask in run.held.items()):
             return Void.VICTIM_USELESS
         for id_, mask in run.held.items():
@@ -83,11 +89,35 @@ def _objection_to(state: ClusterState, item: ProposedPlacement) -> Void | None:
         pinned = node.pins.get(workload.id, 0) & node.unheld_mask
         if mask & ~(node.free_mask | freed.get(node_id, 0) | pinned):
             return Void.GPU_TAKEN
-    if workload.topology is not None:
-        seated = [state.nodes[seat.node] for seat in item.seats]
-        if straddling.breach_of(workload.topology, state.policy.levels_of(seated[0].pool), seated) is not None:
-            return Void.WRONG_SEATS  # Nodes were relabelled, or levels renamed, since it was decided.
-    return None
+    # Nodes may have been relabelled, or levels renamed, since it was decided.
+    return None if _keeps_layers(state, workload, item.seats) else Void.WRONG_SEATS
+
+
+def _keeps_layers(state: ClusterState, workload: Workload, seats: Sequence[Seat]) -> bool:
+    if workload.topology is None:
+        return True
+    nodes = [state.nodes[seat.node] for seat in seats]
+    return straddling.breach_of(workload.topology, state.policy.levels_of(nodes[0].pool), nodes) is None
+
+
+def _can_move(state: ClusterState, workload: Workload, seats: Sequence[Seat], taken: dict[str, int]) -> bool:
+    """Whether a run may be stopped to start elsewhere, on GPUs that are free and that nobody else takes.
+
+    Args:
+        taken: GPUs by node that the claimant and those before it take; its own are added.
+    """
+    masks = _masks_by_node(seats, workload)
+    run = workload.run
+    if masks is None or run is None or not (workload.is_allocated and workload.resumable):
+        return False
+    homes = {state.nodes[id_].home for id_ in run.held}
+    for id_, mask in masks.items():
+        node = state.nodes.get(id_)
+        if node is None or not node.takes_work or mask & ~(node.free_mask & ~taken.get(id_, 0)):
+            return False
+        homes.add(node.home)
+        taken[id_] = taken.get(id_, 0) | mask
+    return len(homes) == 1 and _keeps_layers(state, workload, seats)
 
 
 def _accept(state: ClusterState, item: ProposedPlacement) -> None:
@@ -116,7 +146,7 @@ def _accept(state: ClusterState, item: ProposedPlacement) -> None:
     workload.phase = Phase.PLANNED
     state.budgets.plan(workload.budget, run.units)
     key = (workload.id, run.attempt)
-    wanted = _masks_by_node(item, workload) or {}
+    wanted = _masks_by_node(item.seats, workload) or {}
     for node_id, mask in wanted.items():
         node = state.nodes[node_id]
         node.claims[key] = mask
@@ -124,6 +154,9 @@ def _accept(state: ClusterState, item: ProposedPlacement) -> None:
             run.awaited[node_id] = awaited
         state.inventory.refile(node)
         state.effects.nodes[node_id] = None
+    for named in item.victims:
+        if named.moves_to is not None:
+            recoveries.move(state, state.workloads[named.workload], named.moves_to)
     victims = [state.workloads[victim.workload] for victim in item.victims]
     allocated = [victim for victim in victims if victim.is_allocated]
     grace = state.policy.grace_ms if allocated else state.policy.unallocated_grace_ms
@@ -233,14 +266,17 @@ def withdraw_claims(state: ClusterState, workload: Workload) -> None:
     workload.run = None
 
 
-def _masks_by_node(item: ProposedPlacement, workload: Workload) -> dict[str, int] | None:
-    """Return the GPUs by node that a placement asks for; None when its seats are not those of the workload."""
-    if len(item.seats) != workload.ranks:
+def _masks_by_node(seats: Sequence[Seat], workload: Workload) -> dict[str, int] | None:
+    """Return the GPUs by node that seats have; None when they are not those of a workload."""
+    if len(seats) != workload.ranks:
         return None
+    sizes: Iterable[int] = repeat(workload.gpus_per_rank)
+    if workload.topology is not None and workload.topology.groups:
+        sizes = workload.topology.gpus_of_ranks(workload.gpus_per_rank)
     wanted: dict[str, int] = {}
-    for rank, seat in enumerate(item.seats):
+    for rank, (seat, gpus) in enumerate(zip(seats, sizes, strict=False)):
         before = wanted.get(seat.node, 0)
-        if seat.rank != rank or seat.gpu_mask.bit_count() != workload.gpus_per_rank or before & seat.gpu_mask:
+        if seat.rank != rank or seat.gpu_mask.bit_count() != gpus or before & seat.gpu_mask:
             return None
         wanted[seat.node] = before | seat.gpu_mask
     return wanted

@@ -7,6 +7,7 @@ from itertools import zip_longest
 
 from streamsched.model.policy import Order, VictimUnderBudget
 from streamsched.model.quantities import WHOLE
+from streamsched.model.topology import NODE, Layer, Wish
 from streamsched.state.cluster import ClusterState
 from streamsched.state.inventory import Node
 from streamsched.state.usage import Budget
@@ -51,7 +52,7 @@ def oldest(workloads: list[Workload]) -> int:
 
 def may_be_placed(state: ClusterState, workload: Workload) -> bool:
     """Whether a workload waits, may be looked at, and would fit into some pool now, whomever it has to have stopped."""
-    if workload.run is not None or workload.held_until_ms > state.now_ms:
+    if workload.run is not None or workload.held_until_ms > state.now_ms or workload.id in state.recoveries:
         return False
     if workload.is_allocated and not workload.budget.quota_nano:
         return False
@@ -75,6 +76,8 @@ def room(node: Node, stopped: tuple[str, ...]) -> int:
         for (workload, _), mask in owners.items():
             if workload not in stopped or owners is not node.held:
                 taken |= mask
+    for mask in node.pins.values():
+        taken |= mask
     return node.all_mask & ~taken
 
 
@@ -174,7 +177,26 @@ def fits(state: ClusterState, workload: Workload, pool: str, stopped: tuple[str,
     if workload.pool not in (None, pool):
         return False
     nodes = nodes_by_the_book(state, workload, pool)
-    return sum(room(node, stopped).bit_count() // workload.gpus_per_rank for node in nodes) >= workload.ranks
+    blocks = [(node, room(node, stopped).bit_count() // workload.gpus_per_rank) for node in nodes]
+    size, levels = 1, state.policy.levels_of(pool)
+    required = [layer for layer in layers_of(workload) if layer.wish is Wish.REQUIRED]
+    for layer in reversed(required):
+        if layer.level != NODE and layer.level not in levels:
+            return False
+        ranks = layer.ranks or workload.ranks
+        depth = len(levels) + 1 if layer.level == NODE else levels.index(layer.level) + 1
+        domains: dict[tuple[str, ...], list[tuple[Node, int]]] = {}
+        for node, count in blocks:
+            path = (*node.domains[: len(levels)], *[node.id] * (len(levels) + 1 - len(node.domains[: len(levels)])))
+            domains.setdefault(path[:depth], []).append((node, count))
+        blocks = [(here[0][0], sum(count for _, count in here) * size // ranks) for here in domains.values()]
+        size = ranks
+    return sum(count for _, count in blocks) * size >= workload.ranks
+
+
+def layers_of(workload: Workload) -> tuple[Layer, ...]:
+    """Return the layers of a gang, coarse to fine."""
+    return () if workload.topology is None else workload.topology.layers
 
 
 def most_served_first(state: ClusterState, leaves: set[Budget], depth: int = 1) -> list[Budget]:
