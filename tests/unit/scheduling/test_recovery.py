@@ -300,9 +300,11 @@ def test_what_is_pinned_is_promised_to_nobody() -> None:
     story = running(cluster(A=3), in_groups(2, Recovery.IN_PLACE), "a0", "a1")
     occupy(story, "a2")
     lose(story, "a1")
+    story.tell(adopted(levels=LEVELS, guard=False))
     story.tell(submitted("wide", ranks=2, budget="b"))
 
-    story.at(30 * MINUTE).round()
+    story.at(30 * MINUTE).tick()
+    story.round()
 
     assert "wide" in story.state.workloads
     assert not story.state.reservations
