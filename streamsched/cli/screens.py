@@ -149,12 +149,18 @@ def node(answer: Nodes) -> RenderableType:
         lines.append(f"  waits for {machine.waits_for}")
     if machine.held:
         lines.append(f"  held by {_held(machine)}")
+    if machine.pinned:
+        gangs = _some([f"{gang.workload} ({gang.gpus})" for gang in machine.pinned])
+        lines.append(f"  kept for {gangs}, to come back or to move here")
     return Group(*lines, as_of(answer, machine.node))
 
 
 def shares(answer: Shares) -> RenderableType:
     """Return the budget tree as a table, children indented below their parent."""
-    due, now = (">of parent", ">of cluster", ">due GPU-h"), (">ratio", ">uncharged GPU-h", ">GPUs now", ">waiting")
+    due, now = (
+        (">of parent", ">of cluster", ">due GPU-h"),
+        (">ratio", ">uncharged GPU-h", ">GPUs now", ">at most", ">waiting"),
+    )
     table = table_of(
         ("budget", *due, ">used GPU-h", ">ahead", *now),
         [
@@ -168,6 +174,7 @@ def shares(answer: Shares) -> RenderableType:
                 _ratio(share),
                 _hours(share.unallocated_gpu_ms),
                 f"{share.allocated_gpus}+{share.unallocated_gpus}",
+                _limits(share),
                 str(share.queued_gpus),
             )
             for share in answer.shares
@@ -177,7 +184,7 @@ def shares(answer: Shares) -> RenderableType:
     legend = Text(
         f"Over the last {window}: ratio = (used + ahead) / due; below 1, time is owed.\n"
         "ahead = protected time still to come; uncharged = unallocated time; GPUs now = allocated + unallocated."
-        f"{_kinds(answer.rates)}",
+        f"{_limits_explained(answer)}{_kinds(answer.rates)}",
         "dim",
     )
     return Group(table, legend, as_of(answer, f"{answer.capacity_gpus} GPUs can be scheduled"))
@@ -407,6 +414,21 @@ def _hours(gpu_ms: int) -> str:
 
 def _ratio(share: Share) -> str:
     return "none due" if share.usage_ratio is None else f"{share.usage_ratio:.4f}"
+
+
+def _limits(share: Share) -> str:
+    """Return what a budget has of what it may have at a time, by class; nothing where it has no limit."""
+    classes = (
+        ("allocated", share.allocated_slots, share.max_allocated_gpus),
+        ("unallocated", share.unallocated_slots, share.max_unallocated_gpus),
+    )
+    return ", ".join(f"{used} of {most} {name}" for name, used, most in classes if most is not None)
+
+
+def _limits_explained(answer: Shares) -> str:
+    if not any(_limits(share) for share in answer.shares):
+        return ""
+    return "\nat most = GPUs that its runs have of those they may have at a time, those of its children included."
 
 
 def _some(names: Sequence[str]) -> str:

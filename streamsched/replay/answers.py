@@ -142,13 +142,24 @@ class HeldBy(Answer):
     gpus: int
 
 
+class PinnedFor(Answer):
+    """A gang for which GPUs of a node are kept, until it comes back there or is over it.
+
+    Attributes:
+        gpus: What is kept, those included that its last run still holds.
+    """
+
+    workload: str
+    gpus: int
+
+
 class Machine(Answer):
     """A node and what runs there.
 
     Attributes:
         tree: The tree that its domains belong to; None where trees have no names.
         domains: Coarse to fine, as it reports them or was relabelled.
-        free: GPUs that nobody holds.
+        free: GPUs that nobody holds and that are kept for nobody.
         health: What it last said of itself, or that it is silent.
         state: Where it stands between use and repair.
         drain: How far it is being emptied.
@@ -157,7 +168,8 @@ class Machine(Answer):
         reason: Why.
         waits_for: What ends the state; None for a node in use.
         empty_by_ms: When a draining node will be empty at the latest; None where that is not known.
-        held: The runs that hold the others.
+        held: The runs that hold GPUs.
+        pinned: The gangs that recover or move, and for which GPUs are kept.
     """
 
     node: str
@@ -175,6 +187,7 @@ class Machine(Answer):
     gpus: int
     free: int
     held: tuple[HeldBy, ...]
+    pinned: tuple[PinnedFor, ...] = ()
 
 
 class Nodes(AsOf):
@@ -201,6 +214,11 @@ class Share(Answer):
         allocated_gpus: GPUs that its allocated runs hold now.
         unallocated_gpus: GPUs that its unallocated runs hold now.
         queued_gpus: GPUs that its waiting allocated requests ask for.
+        max_allocated_gpus: How many GPUs its allocated runs may have at a time, whatever the rates; None where there
+            is no limit.
+        max_unallocated_gpus: The same of its unallocated runs.
+        allocated_slots: GPUs that count towards the first: held or claimed, whatever the rates.
+        unallocated_slots: GPUs that count towards the second: held.
     """
 
     budget: str
@@ -216,6 +234,10 @@ class Share(Answer):
     allocated_gpus: int
     unallocated_gpus: int
     queued_gpus: int
+    max_allocated_gpus: int | None = None
+    max_unallocated_gpus: int | None = None
+    allocated_slots: int = 0
+    unallocated_slots: int = 0
 
 
 class Shares(AsOf):
@@ -467,6 +489,9 @@ def _machine(state: ClusterState, node: Node) -> Machine:
             HeldBy(workload=workload, attempt=attempt, gpus=mask.bit_count())
             for (workload, attempt), mask in sorted((*node.held.items(), *node.orphans.items()))
         ),
+        pinned=tuple(
+            PinnedFor(workload=workload, gpus=mask.bit_count()) for workload, mask in sorted(node.pins.items())
+        ),
     )
 
 
@@ -487,4 +512,8 @@ def _share(budget: Budget, now_ms: int) -> Share:
         allocated_gpus=budget.allocated_gpus,
         unallocated_gpus=budget.unallocated_gpus,
         queued_gpus=budget.queued_gpus,
+        max_allocated_gpus=budget.max_allocated_gpus,
+        max_unallocated_gpus=budget.max_unallocated_gpus,
+        allocated_slots=budget.allocated_slots,
+        unallocated_slots=budget.unallocated_slots,
     )

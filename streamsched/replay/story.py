@@ -42,6 +42,7 @@ from streamsched.model.quantities import HOUR, format_duration, format_instant
 from streamsched.scheduling.verdicts import compared_in_words, ratio_in_words
 from streamsched.state import straddling
 from streamsched.state.cluster import ClusterState
+from streamsched.state.recoveries import recovering_in_words
 from streamsched.state.reservations import Reservation
 from streamsched.state.workloads import Phase, Run, Workload
 
@@ -142,6 +143,13 @@ class _Line(NamedTuple):
     text: str
 
 
+class _Recovery(NamedTuple):
+    """How a recovery stands: each of its steps, and each node that it loses, changes one of the two."""
+
+    widens_ms: int | None
+    nodes: int
+
+
 @dataclass(frozen=True, slots=True)
 class _Moment:
     """What the next sentence compares with."""
@@ -156,6 +164,7 @@ class _Moment:
     warned: bool = False
     kept: Reservation | None = None
     straddling: bool = False
+    recovery: _Recovery | None = None
 
     @staticmethod
     def of(workload: str, state: ClusterState) -> _Moment | None:
@@ -168,8 +177,19 @@ class _Moment:
             warned = run is not None and run.warn_ms is None and live.interactive and (until_ms or 0) > state.now_ms
             kept = state.reservations.get(workload)
             straddles = run is not None and run.straddling
+            recovering = state.recoveries.get(workload)
             return _Moment(
-                live.phase, live.attempt, live.priority, "", started_on, nodes, until_ms, warned, kept, straddles
+                live.phase,
+                live.attempt,
+                live.priority,
+                "",
+                started_on,
+                nodes,
+                until_ms,
+                warned,
+                kept,
+                straddles,
+                None if recovering is None else _Recovery(recovering.widens_ms, len(recovering.pins)),
             )
         ended = state.finished.get(workload)
         if ended is not None:
@@ -193,7 +213,7 @@ def _sentence(workload: str, event: Event, before: _Moment, after: _Moment, stat
     """Return what happened and what follows from it; empty when nothing that a person would ask about."""
     said = _what_was_said(workload, event, before, after, state)
     follows = _what_follows(workload, before, after, state)
-    sentence = "; ".join(part for part in (said, follows) if part)
+    sentence = "; ".join(part for part in (said, follows, _recovery(workload, before, after, state)) if part)
     return f"{sentence[0].upper()}{sentence[1:]}." if sentence else ""
 
 
@@ -306,7 +326,7 @@ def _lost(item: ProposedPlacement, victim: Victim, state: ClusterState) -> str:
     next_ = _next(victim, state)
     if victim.moves_to is not None:
         nodes = _some(list(dict.fromkeys(seat.node for seat in victim.moves_to)))
-        return f"it only moves: its next attempt has GPUs of {nodes}, which are kept for it"
+        return f"it only moves, to {nodes}"
     if victim.because is None:
         turn = f"it was the other's turn because {_turn(item)}"
         return f"an allocated request goes before unallocated time, and {turn}{next_}"
@@ -425,6 +445,18 @@ def _what_follows(workload: str, before: _Moment, after: _Moment, state: Cluster
         case ended:
             why = "" if after.reason == ended else after.reason.removeprefix(f"{ended}: ")
             return _ENDS[ended] + (f": {why}" if why else "")
+
+
+def _recovery(workload: str, before: _Moment, after: _Moment, state: ClusterState) -> str:
+    """Return how far a gang that lost nodes, or that moves, has come on its way back."""
+    waits = after.phase is Phase.QUEUED
+    recovery = state.recoveries.get(workload)
+    if recovery is None:
+        gives_up = before.recovery is not None and (waits or after.phase is Phase.STOPPING)
+        return "nothing is kept for it any more, and the whole gang starts anew" if gives_up else ""
+    if waits and (before.phase is not Phase.QUEUED or before.recovery != after.recovery):
+        return recovering_in_words(state, recovery)
+    return f"GPUs of {_some(list(recovery.pins))} are kept for it" if before.recovery is None else ""
 
 
 def _straddling(workload: str, state: ClusterState) -> str:

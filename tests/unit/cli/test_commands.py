@@ -14,8 +14,18 @@ from typer.testing import CliRunner
 from streamsched import __version__
 from streamsched.cli.tree import app
 from streamsched.ledgers.sqlite import SqliteLedger
-from streamsched.model.events import ProposedPlacement, RoundProposed, Seat, Unreadable
+from streamsched.model.events import (
+    BudgetShare,
+    BudgetTreeChanged,
+    NodeHealth,
+    ProposedPlacement,
+    RoundProposed,
+    Seat,
+    Unreadable,
+)
+from streamsched.model.policy import Levels
 from streamsched.model.quantities import HOUR, MINUTE
+from streamsched.model.topology import Layer, TopologyRequest
 from streamsched.state.snapshot import digest
 from streamsched.wire import codec
 from tests import stories
@@ -132,6 +142,38 @@ def test_shares(run: Run, ledger: Path) -> None:
     assert rows["a"] == ["a", "60", "%", "60", "%", "76.8", "15.7", "0.533", "0.2118", "0.0", "16+0", "0"]
     assert rows["b"][-1] == "16"
     assert run("budgets", "show", "--from", ledger).stdout == result.stdout
+
+
+def test_limits_stand_beside_what_counts_towards_them(run: Run, tmp_path: Path) -> None:
+    """The gang holds 16 of the 24 GPUs that `a` may have at a time; without limits there is no such column."""
+    story = a_day()
+    a, b = story.state.budgets.by_id["a"], story.state.budgets.by_id["b"]
+    limited = (
+        BudgetShare(budget="a", fraction_nano=a.fraction_nano, max_allocated_gpus=24, max_unallocated_gpus=0),
+        BudgetShare(budget="b", fraction_nano=b.fraction_nano),
+    )
+    story.tell(BudgetTreeChanged(change="limits", previous="b1", budgets=limited, reason="a test"))
+
+    shown = run("shares", "--from", written(tmp_path / "limited.sqlite", story)).stdout
+
+    assert "16+0  16 of 24 allocated, 0 of 0 unallocated" in shown
+    assert "at most = GPUs that its runs have" in shown
+
+
+def test_a_node_says_what_is_kept_for_whom(run: Run, tmp_path: Path) -> None:
+    """Its half of a gang that lost the other node."""
+    story = Story(*stories.nodes(2, domains=("A",)), stories.adopted(levels=(Levels(names=("sp",)),)), budgets(a=1))
+    story.tell(submitted("llama", ranks=2, topology=TopologyRequest(layers=(Layer(level="sp"),))))
+    story.round()
+    story.start("llama")
+    story.tell(stories.health("n2", NodeHealth.UNHEALTHY, fatal=True))
+    ledger = written(tmp_path / "lost.sqlite", story)
+
+    shown = run("node", "show", "n1", "--from", ledger).stdout.splitlines()
+    as_json = json.loads(run("node", "show", "n1", "--from", ledger, "--json").stdout)
+
+    assert shown[3:5] == ["  held by llama (8)", "  kept for llama (8), to come back or to move here"]
+    assert as_json["nodes"][0]["pinned"] == [{"workload": "llama", "gpus": 8}]
 
 
 def test_nodes(run: Run, ledger: Path) -> None:

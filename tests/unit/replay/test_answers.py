@@ -6,9 +6,22 @@ import pytest
 
 from streamsched.errors import WireError
 from streamsched.model.commands import Effects
-from streamsched.model.events import Record
-from streamsched.model.quantities import HOUR, MINUTE
-from streamsched.replay.answers import EVERY_JOB, Explanation, JobFilter, Jobs, explain, jobs, nodes, shares, summary
+from streamsched.model.events import BudgetShare, BudgetTreeChanged, NodeHealth, Record, ReleaseOutcome
+from streamsched.model.policy import Levels
+from streamsched.model.quantities import HOUR, MINUTE, WHOLE
+from streamsched.model.topology import Layer, TopologyRequest
+from streamsched.replay.answers import (
+    EVERY_JOB,
+    Explanation,
+    JobFilter,
+    Jobs,
+    PinnedFor,
+    explain,
+    jobs,
+    nodes,
+    shares,
+    summary,
+)
 from streamsched.replay.story import Chronicle
 from streamsched.state.workloads import Phase
 from tests import stories
@@ -100,6 +113,45 @@ def test_nodes_show_who_holds_what(story: Story) -> None:
         ("n3", 8, []),
         ("n4", 8, []),
     ]
+
+
+def test_nodes_show_what_is_kept_for_whom() -> None:
+    """A gang that lost n2 keeps n1, at first with its run still there, then alone; n1 is free for nobody else."""
+    pair = TopologyRequest(layers=(Layer(level="sp"),))
+    story = Story(budgets(a=1), stories.adopted(levels=(Levels(names=("sp",)),)), stories.nodes(2, domains=("A",)))
+    story.tell(submitted("gang", ranks=2, topology=pair))
+    story.round()
+    story.start("gang")
+
+    story.tell(stories.health("n2", NodeHealth.UNHEALTHY, fatal=True))
+    first, _ = nodes(story.state).nodes
+    story.tell(stories.released("n1", "gang", outcome=ReleaseOutcome.STOPPED))
+    then, _ = nodes(story.state).nodes
+
+    assert ([held.workload for held in first.held], first.pinned) == (["gang"], (PinnedFor(workload="gang", gpus=8),))
+    assert (then.held, then.pinned, then.free) == ((), first.pinned, 0)
+
+
+def test_shares_show_the_limits_of_gpus_at_a_time() -> None:
+    """4 of 6 unallocated GPUs run in `a`, which has no limit of its own, and count in `p`; the root has no limit."""
+    limited = (
+        BudgetShare(budget="p", fraction_nano=WHOLE, max_allocated_gpus=8, max_unallocated_gpus=6),
+        BudgetShare(budget="p/a", fraction_nano=WHOLE),
+    )
+    story = Story(*stories.nodes(1), BudgetTreeChanged(change="limits", budgets=limited, reason="a test"))
+    story.tell(unallocated("w", budget="p/a", gpus_per_rank=4))
+    story.round()
+
+    limits = {
+        share.budget: (
+            share.allocated_slots,
+            share.max_allocated_gpus,
+            share.unallocated_slots,
+            share.max_unallocated_gpus,
+        )
+        for share in shares(story.state).shares
+    }
+    assert limits == {"": (0, None, 4, None), "p": (0, 8, 4, 6), "p/a": (0, None, 4, None)}
 
 
 def test_shares_are_the_specifications_formulas(story: Story) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from streamsched.model.events import NodeHealth, ReleaseOutcome
+from streamsched.model.policy import Levels
 from streamsched.model.quantities import HOUR, MINUTE
+from streamsched.model.topology import Layer, TopologyRequest
 from streamsched.replay.replayer import fold
 from streamsched.replay.story import Chronicle
 from tests.stories import (
@@ -14,6 +16,7 @@ from tests.stories import (
     drained,
     extended,
     health,
+    node,
     nodes,
     released,
     reprioritized,
@@ -21,6 +24,7 @@ from tests.stories import (
     unallocated,
 )
 from tests.unit.replay.recording import recorded
+from tests.unit.scheduling.test_consolidation import halves
 
 
 async def told(story: Story, workload: str) -> list[tuple[int, str, str]]:
@@ -296,3 +300,68 @@ async def test_the_end_of_a_reservation_says_why() -> None:
     assert (await told(late, "gang"))[-1][2] == (
         "Its reservation of n1, n2 has ended: 10m after 1970-01-01T01:00:00Z the last GPUs were not free yet."
     )
+
+
+def gang_of_two_groups() -> Story:
+    """Two groups of two, in A and in B, of which a1 breaks and all others stop; C has no room until c1 comes."""
+    story = Story(
+        budgets(a=1),
+        adopted(levels=(Levels(names=("sp",)),)),
+        [node(name, domains=(name[0].upper(),)) for name in ("a0", "a1", "b0", "b1", "c0")],
+    )
+    story.tell(submitted("gang", ranks=4, topology=TopologyRequest(layers=(Layer(level="sp", ranks=2),))))
+    story.round()
+    story.start("gang")
+    story.at(1 * MINUTE).tell(health("a1", NodeHealth.UNHEALTHY, fatal=True))
+    story.tell(released(name, "gang", outcome=ReleaseOutcome.STOPPED) for name in ("a0", "a1", "b0", "b1"))
+    return story
+
+
+async def test_each_step_of_a_recovery_is_told() -> None:
+    """What is kept, where the lost rank may go, that its whole group may move after a minute, and that it did."""
+    story = gang_of_two_groups()
+    story.at(2 * MINUTE).tick()
+    story.tell(node("c1", domains=("C",)))
+    story.round()
+
+    *_, begins, _, _, _, waits, widens, placed = await told(story, "gang")
+
+    assert begins[2].endswith("; GPUs of a0, b0, b1 are kept for it.")
+    assert waits[1:] == (
+        "queued",
+        "Node b1 gave its GPUs back: stopped; back in the queue; recovers: keeps 3 nodes, waits for room in sp A to "
+        "replace a1; widens to the whole pool, 2 ranks at once, at 1970-01-01T00:02:00Z.",
+    )
+    assert widens[1:] == (
+        "queued",
+        "Recovers: keeps 3 nodes, waits for room in the whole pool, 2 ranks at once, to replace a1; starts anew as a "
+        "whole at 1970-01-01T00:03:00Z.",
+    )
+    assert placed[1] == "bound"
+
+
+async def test_the_end_of_a_recovery_is_told() -> None:
+    """After the last step in vain nothing is kept."""
+    story = gang_of_two_groups()
+    story.at(2 * MINUTE).tick()
+    story.at(3 * MINUTE).tick()
+
+    assert (await told(story, "gang"))[-1][1:] == (
+        "queued",
+        "Nothing is kept for it any more, and the whole gang starts anew.",
+    )
+
+
+async def test_a_run_that_moves_is_told_where_to() -> None:
+    """It is stopped for another, what it gets instead is kept for it, and there it starts again."""
+    story = halves()
+    story.round()
+    story.tell(released("n2", "half2", 1, ReleaseOutcome.STOPPED))
+    story.round()
+
+    stopped, waits, placed = (await told(story, "half2"))[-3:]
+
+    assert "takes its GPUs for wide of a: it only moves, to n1; it is being stopped: preempted, for wide" in stopped[2]
+    assert stopped[2].endswith("; GPUs of n1 are kept for it.")
+    assert waits[2].endswith("; back in the queue; all its places are kept for it, on 1 node.")
+    assert "gave it n1;" in placed[2]
