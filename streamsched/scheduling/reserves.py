@@ -51,8 +51,9 @@ def _may_draw(reserve: DomainReserve, gang: Workload) -> bool:
 
 def _reserved(pool: DraftPool, reserves: list[DomainReserve]) -> NDArray[np.int32]:
     free = pool.free.gpus
-    idle = (free == np.fromiter((node.gpus for node in pool.nodes), np.int16, len(pool.nodes))) & (free > 0)
-    return reserve_places(pool.pool.tree, idle, [(one.level, one.domain, one.nodes) for one in reserves])
+    tree = pool.pool.tree
+    idle = (free == tree.sizes) & (free > 0)
+    return reserve_places(tree, idle, [(one.level, one.domain, one.nodes) for one in reserves])
 
 
 def reserve_places(

@@ -27,7 +27,7 @@ class PoolTree:
     its own name. Domains beyond the last level are not looked at, except that they order the nodes.
     """
 
-    __slots__ = ("children", "domain_of", "levels", "nodes", "paths", "starts")
+    __slots__ = ("children", "domain_of", "levels", "nodes", "paths", "sizes", "starts")
 
     def __init__(self, levels: tuple[str, ...], nodes: Sequence[Node]) -> None:
         """Cut nodes, in the order of their places, into domains."""
@@ -35,6 +35,8 @@ class PoolTree:
         self.levels = levels
         #: How many nodes there are.
         self.nodes = len(nodes)
+        #: How many GPUs each node has.
+        self.sizes: NDArray[np.int16] = np.fromiter((node.gpus for node in nodes), np.int16, len(nodes))
         starts: list[list[int]] = [[] for _ in levels]
         paths: list[list[tuple[str, ...]]] = [[] for _ in levels]
         depth = len(levels)
