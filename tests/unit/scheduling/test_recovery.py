@@ -1,6 +1,6 @@
 """Gangs that lose nodes: who stays, who moves and where to, and when more of them may.
 
-Source: `topology.md`, section 4.3; the published cases mc-23, mc-25, mc-26 and mc-27.
+Source: `topology.md`, section 4.3; the published cases mc-21 to mc-29 and mc-31.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from streamsched.scheduling.memory import Memory
 from streamsched.scheduling.obstacles import VerdictCode
 from streamsched.scheduling.recovery import stay_put
 from streamsched.scheduling.verdicts import verdict
+from streamsched.state.recoveries import blocks_around
 from streamsched.state.snapshot import digest, freeze, thaw
 from tests.stories import (
     Story,
@@ -39,6 +40,7 @@ from tests.stories import (
 )
 
 LEVELS = (Levels(names=("sp",)),)
+IN_ZONES = (Levels(names=("zone", "sp")),)
 
 
 def in_groups(ranks: int, recovery: Recovery | None = None) -> TopologyRequest:
@@ -60,9 +62,21 @@ def seat(story: Story, workload: str, *nodes: str) -> None:
     story.start(workload)
 
 
-def running(nodes: list[NodeInventoryReported], topology: TopologyRequest, *seats: str) -> Story:
+def zones(**supernodes: str) -> list[NodeInventoryReported]:
+    """Zones with the supernodes that are named, of two nodes each: a0 and a1 in A."""
+    return [
+        node(f"{name.lower()}{number}", domains=(zone, name))
+        for zone, names in supernodes.items()
+        for name in names
+        for number in range(2)
+    ]
+
+
+def running(
+    nodes: list[NodeInventoryReported], topology: TopologyRequest, *seats: str, levels: tuple[Levels, ...] = LEVELS
+) -> Story:
     """A gang that runs on these nodes, in rank order."""
-    story = Story(budgets(a=0.5, b=0.5), adopted(levels=LEVELS), nodes)
+    story = Story(budgets(a=0.5, b=0.5), adopted(levels=levels), nodes)
     story.tell(submitted("gang", ranks=len(seats), topology=topology))
     seat(story, "gang", *seats)
     return story
@@ -96,7 +110,7 @@ def survives_a_snapshot(story: Story) -> bool:
 
 
 def test_a_lost_node_is_replaced_inside_its_own_domain() -> None:
-    """B has two free nodes and would be the tighter; the ranks of a group must share A, where a3 is free."""
+    """mc-21: B has two free nodes too; the ranks of a group must share A, where a3 is free."""
     story = running(cluster(A=4, B=5), in_groups(3), "a0", "a1", "a2", "b0", "b1", "b2")
 
     lose(story, "a1")
@@ -154,7 +168,7 @@ def test_all_nodes_are_back() -> None:
 
 
 def test_the_group_moves_when_its_own_domain_has_no_room() -> None:
-    """mc-23: not before the first step is over; then ranks 0 to 3 go to C, and B stays."""
+    """mc-22, mc-23: not before the first step is over; then ranks 0 to 3 go to C, and B stays."""
     story = running(cluster(A=4, B=4, C=4), in_groups(4), "a0", "a1", "a2", "a3", "b0", "b1", "b2", "b3")
     lose(story, "a1")
     story.round()
@@ -195,6 +209,79 @@ def test_the_last_step_is_the_whole_gang() -> None:
     story.round()
 
     assert seats_of(story) == ["b0", "b1", "b2", "b3"]
+
+
+def test_after_the_second_step_the_whole_gang_may_leave() -> None:
+    """mc-24: all of it must be in one zone, Z has no room for its first group, and so both go to Y; not sooner."""
+    topology = TopologyRequest(layers=(Layer(level="zone"), Layer(level="sp", ranks=2)))
+    story = running(zones(Z="AB", Y="CD"), topology, "a0", "a1", "b0", "b1", levels=IN_ZONES)
+    lose(story, "a1")
+
+    story.at(1 * MINUTE).tick()
+    story.round()
+    story.at(2 * MINUTE - 1).tick()
+    story.round()
+    assert seats_of(story) == []
+    assert sorted(story.state.recoveries["gang"].pins) == ["a0", "b0", "b1"]
+
+    story.at(2 * MINUTE).tick()
+    story.round()
+    assert sorted(seats_of(story)) == ["c0", "c1", "d0", "d1"]
+
+
+#: Four ranks to a zone, two to a supernode.
+NESTED = TopologyRequest(layers=(Layer(level="zone", ranks=4), Layer(level="sp", ranks=2)))
+NESTED_SEATS = ("a0", "a1", "b0", "b1", "c0", "c1", "d0", "d1")
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "minutes", "now"),
+    [
+        # mc-31a: the pair of the lost rank goes to another supernode of its zone.
+        ({"Z": "ABG"}, 1, ["g0", "g1", "b0", "b1", "c0", "c1", "d0", "d1"]),
+        # mc-31b: it has none there, so the four ranks go to another zone; the other zone stays.
+        ({"Z": "AB", "X": "EF"}, 2, ["e0", "e1", "f0", "f1", "c0", "c1", "d0", "d1"]),
+    ],
+)
+def test_each_step_moves_more_ranks_than_the_last(elsewhere: dict[str, str], minutes: int, now: list[str]) -> None:
+    """One rank, then the two, then the four around it, and never before its step."""
+    story = running(zones(**{"Y": "CD", **elsewhere}), NESTED, *NESTED_SEATS, levels=IN_ZONES)
+    lose(story, "a1")
+
+    for at_ms in (*(minute * MINUTE for minute in range(1, minutes)), minutes * MINUTE - 1):
+        story.at(at_ms).tick()
+        story.round()
+    assert seats_of(story) == []
+
+    story.at(minutes * MINUTE).tick()
+    story.round()
+    assert seats_of(story) == now
+
+
+def test_the_steps_of_a_recovery_come_to_an_end() -> None:
+    """mc-31: of three levels there are three steps: two, four and all eight ranks; then nothing is kept."""
+    story = running(zones(Z="AB", Y="CD"), NESTED, *NESTED_SEATS, levels=IN_ZONES)
+    lose(story, "a1")
+
+    steps = []
+    for minutes in (1, 2):
+        story.at(minutes * MINUTE).tick()
+        steps.append(story.state.recoveries["gang"].step)
+    story.at(3 * MINUTE).tick()
+
+    assert steps == [1, 2]
+    assert not story.state.recoveries
+    assert story.state.workloads["gang"].queue_key is not None
+
+
+@pytest.mark.parametrize(("rank", "group", "local"), [(0, 0, 0), (1, 0, 1), (2, 1, 0), (3, 1, 1)])
+def test_ranks_of_a_group_are_consecutive(rank: int, group: int, local: int) -> None:
+    """mc-28: with groups of two, the group is rank / 2 and the place in it rank modulo 2."""
+    gang, pair, alone = blocks_around(in_groups(2), 4, rank)
+
+    assert (gang.first, gang.end) == (0, 4)
+    assert (pair.first // 2, pair.end - pair.first, rank - pair.first) == (group, 2, local)
+    assert (alone.first, alone.end) == (rank, rank + 1)
 
 
 def test_anywhere_moves_its_group_at_once() -> None:
@@ -377,7 +464,7 @@ def test_who_is_cancelled_keeps_nothing() -> None:
 @pytest.mark.parametrize(
     ("before", "now", "order"),
     [
-        # mc-29: before a, b, c; the new set is b, c, d.
+        # mc-29: before a, b, c; of the new set b, c and d, d takes the place of a.
         ([0, 1, 2], [1, 2, 3], [3, 1, 2]),
         ([0, 1, 2], [3, 4, 5], [3, 4, 5]),
         ([None, 1, 1], [1, 1, 7], [7, 1, 1]),
