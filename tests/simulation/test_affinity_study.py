@@ -31,7 +31,7 @@ def test_a_gang_is_counted_with_its_domains_and_with_the_room_it_leaves() -> Non
 @pytest.mark.parametrize("name", ["blind, names anyhow", "bandwidth first, a rack preferred"])
 def test_a_run_becomes_a_row(name: str) -> None:
     """One day of the trace on a cluster that is empty at first."""
-    row = run(48, name, warm_up_days=0, days=1)
+    row = run(48, name, warm_up_days=0, days=1, seed=1)
 
     assert row["starts"] > 0
     assert 1 <= row["leaves"] <= row["racks"] <= row["nodes"]
