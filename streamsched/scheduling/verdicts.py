@@ -22,6 +22,7 @@ from streamsched.scheduling.obstacles import Obstacle, Obstacles, VerdictCode
 from streamsched.scheduling.reservation import spans_nodes
 from streamsched.state.inventory import Node
 from streamsched.state.recoveries import recovering_in_words
+from streamsched.state.standing import standing as standing_of
 from streamsched.state.workloads import Phase, Workload
 
 if TYPE_CHECKING:
@@ -271,11 +272,27 @@ def _why_it_waits(obstacles: Obstacles, workload: Workload, obstacle: Obstacle, 
             return f"{ask}; with every healthy node of {where} empty no topology domains would hold it as it requires"
         case VerdictCode.IMPOSSIBLE_NOW if fit is not None:
             possible = counted(fit.ranks_possible, "such rank")
-            return f"{ask}; every healthy node of {where} empty would hold {possible}"
+            return f"{ask}; every healthy node of {where} empty would hold {possible}{_out_of_use(state, workload)}"
         case _ if fit is not None:
             return f"{ask}; {_no_capacity(workload, fit, where)}"
         case code:
             raise AssertionError(f"{code} is no reason to wait")
+
+
+def _out_of_use(state: ClusterState, workload: Workload) -> str:
+    """Return which nodes would hold ranks if they took work, and what each of them is."""
+    names = [
+        f"{id_} is {_condition(state, node)}"
+        for id_, node in sorted(state.nodes.items())
+        if not node.takes_work and node.gpus >= workload.gpus_per_rank and workload.pool in (None, node.pool)
+    ]
+    return f"; {_some(names)}" if names else ""
+
+
+def _condition(state: ClusterState, node: Node) -> str:
+    if node.health is not NodeHealth.HEALTHY:
+        return node.health.value
+    return standing_of(state, node).state.replace("_", " ")
 
 
 def _set_back(workload: Workload) -> str:

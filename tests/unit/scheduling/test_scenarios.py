@@ -1,4 +1,4 @@
-"""Faults that others have reported of their schedulers, as scenarios of ours: B01 to B15 and B17 to B26.
+"""Faults that others have reported of their schedulers, as scenarios of ours: B01 to B26.
 
 Where each is tested; where a report leaves the right value open, the last column has ours, and
 `streamsched/scheduling/README.md` says more:
@@ -20,8 +20,9 @@ Where each is tested; where a report leaves the right value open, the last colum
 | B13 min runtime | here, `state/test_machines.py` | counts from the start of the last rank |
 | B14 the best supernode | here | what fits on one node leaves whole supernodes whole |
 | B15 small work scattered | here | |
-| B17 GPUs of what is stopping | here, `state/test_cluster.py`, `state/test_machines.py` | charged until released |
-| B18 a node that is marked | `state/test_machines.py` | |
+| B16 a full supernode | here | |
+| B17 GPUs of what is stopping | here, `state/test_cluster.py`, `state/test_machines.py` | charged until it is gone |
+| B18 a node that is marked | here, `test_recovery.py`, `state/test_machines.py` | |
 | B19 a flapping node | `state/test_machines.py`, `service/test_node_watch.py` | 3 falls in 1 h, then 30 min healthy |
 | B20 a deleted queue | here, `state/test_cluster.py`, `state/test_usage.py` | what waits ends; a new leaf begins at 0 |
 | B21 a cut while work runs | here | |
@@ -325,6 +326,57 @@ def test_b15_small_work_fills_one_supernode_and_leaves_three_for_gangs() -> None
     story.tell(submitted("next", budget="b"))
     story.settle()
     assert supernode("next") == small
+
+
+def test_b16_a_gang_that_must_be_together_takes_a_supernode_full_of_unallocated_work() -> None:
+    """Of s2 only n3 could be had, so v1 and v2 go, and nobody else."""
+    story = supernodes(2, 2)
+    for workload, name, min_runtime_ms in (("v1", "n1", 0), ("v2", "n2", 0), ("v3", "n3", 0), ("long", "n4", HOUR)):
+        story.seat(workload, "b", [(name, 8)], min_runtime_ms=min_runtime_ms)
+
+    story.at(SECOND).tell(submitted("p", ranks=2, topology=together(Wish.REQUIRED)))
+    assert story.victims_of("p") == ["v1", "v2"]
+    story.settle()
+
+    assert seats(story, "p") == ["n1", "n2"]
+    assert story.preempted == ["v1", "v2"]
+    assert [story.phase(workload) for workload in ("v3", "long")] == ["running", "running"]
+
+
+def test_b17_a_node_that_never_confirms_a_stop_is_not_handed_out() -> None:
+    """Told to stop at 100 s, killed after a minute, given up after another: charged to 220 s; n1 waits for its word."""
+    story = world(1)
+    story.seat("v", "a", [("n1", 8)], resumable=False)
+    story.at(100 * SECOND).tell(cancelled("v"))
+    story.at(101 * SECOND).tell(submitted("w", budget="b"))
+    for at_ms in (220 * SECOND - 1, 220 * SECOND, 2 * HOUR):
+        story.at(at_ms).tick()
+        assert placed(story) == []
+    assert "v" not in story.state.workloads
+    assert not story.state.nodes["n1"].takes_work
+
+    story.tell(released("n1", "v", outcome=STOPPED))
+    assert placed(story) == ["w"]
+    assert charged(story, "a") == 8 * 220
+
+
+@pytest.mark.parametrize(
+    ("mark", "word"), [(health("n2", NodeHealth.UNHEALTHY), "unhealthy"), (drained("n2", Drain.CORDON), "cordoned")]
+)
+def test_b18_a_gang_whose_node_is_marked_waits_and_says_for_which(mark: Event, word: str) -> None:
+    """There is no n3: w is placed nowhere, n2 is never named again, and w waits for n2, which is out of use."""
+    story = world(2)
+    story.tell(submitted("w", ranks=2))
+    story.round()
+    story.at(5 * SECOND).tell(mark)
+    story.tell(released(name, "w", outcome=STOPPED) for name in ("n1", "n2"))
+    story.at(10 * MINUTE).tick()
+
+    assert placed(story) == []
+    assert [c.node for effects in story.effects for c in effects.commands if isinstance(c, Place)] == ["n1", "n2"]
+    found = verdict(story.state, "w")
+    assert found.code is VerdictCode.IMPOSSIBLE_NOW
+    assert found.sentence.endswith(f"; n2 is {word}")
 
 
 def test_b17_another_node_that_frees_first_is_used_instead() -> None:
