@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from streamsched.embedded.engine import Engine
 from streamsched.simulation.fragmentation import fragmentation
 from streamsched.state.cluster import ClusterState
+from streamsched.state.straddling import straddling_runs
 from streamsched.state.workloads import Phase
 
 
@@ -36,6 +37,7 @@ class _StateCollector:
         yield from _waiting(state)
         yield from _shares(state)
         yield from _room(state)
+        yield from _gangs(state)
         yield CounterMetricFamily(
             "streamsched_ledger_records", "Records folded; rises with everything that happens.", value=state.next_cursor
         )
@@ -97,6 +99,19 @@ def _room(state: ClusterState) -> Iterator[Metric]:
         "streamsched_kept_out_gpus",
         "GPUs asked for by waiting gangs that do not fit although enough GPUs are free.",
         value=sample.kept_out_gpus,
+    )
+
+
+def _gangs(state: ClusterState) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "streamsched_recovering_gangs",
+        "Gangs for which GPUs are kept until they come back or move there. Rises when nodes of gangs are lost.",
+        value=len(state.recoveries),
+    )
+    yield GaugeMetricFamily(
+        "streamsched_straddling_runs",
+        "Runs that no longer sit as they asked for. Rises when nodes below running gangs are relabelled.",
+        value=straddling_runs(state.workloads.values()),
     )
 
 

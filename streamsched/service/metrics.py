@@ -7,7 +7,7 @@ closed sets or from the top of the budget tree, never from workloads.
 from __future__ import annotations
 
 from collections import Counter as PyCounter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -17,6 +17,7 @@ from streamsched.model.events import NodeHealth
 from streamsched.simulation.fragmentation import Fragmentation
 from streamsched.state.inventory import Node
 from streamsched.state.reasons import Ignored
+from streamsched.state.straddling import straddling_runs
 from streamsched.state.workloads import Phase, Workload
 
 #: Reasons of the fold for facts that came too late to change anything.
@@ -103,6 +104,14 @@ class Metrics:
             "streamsched_kept_out_gpus",
             "GPUs asked for by waiting gangs that do not fit although enough GPUs are free.",
         )
+        self.recovering_gangs = self._gauge(
+            "streamsched_recovering_gangs",
+            "Gangs for which GPUs are kept until they come back or move there. Rises when nodes of gangs are lost.",
+        )
+        self.straddling_runs = self._gauge(
+            "streamsched_straddling_runs",
+            "Runs that no longer sit as they asked for. Rises when nodes below running gangs are relabelled.",
+        )
         self.commands_unacked = self._gauge(
             "streamsched_commands_unacked", "Commands that no node has acknowledged. Rises when agents are down."
         )
@@ -173,6 +182,11 @@ class Metrics:
             gpus[(self.cluster, node.pool, "held")] += node.gpus - free - node.occupied_gpus
         _set_all(self.nodes, health)
         _set_all(self.gpus, gpus)
+
+    def show_gangs(self, recoveries: Sized, workloads: Iterable[Workload]) -> None:
+        """Set the gauges of the gangs that are not where they should be: they recover, or straddle."""
+        self.recovering_gangs.set(len(recoveries))
+        self.straddling_runs.set(straddling_runs(workloads))
 
     def show_fragmentation(self, sample: Fragmentation) -> None:
         """Set the gauges of how free GPUs lie, and whom that keeps out."""

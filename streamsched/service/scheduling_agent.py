@@ -300,6 +300,7 @@ class SchedulingAgent:
         metrics.commands_unacked.set(sum(len(commands) for commands in state.dispatch.unacknowledged.values()))
         metrics.show_ignored(state.ignored)
         metrics.show_workloads(state.workloads.values())
+        metrics.show_gangs(state.recoveries, state.workloads.values())
         metrics.show_nodes(state.nodes.values())
         metrics.show_fragmentation(fragmentation(state))
 

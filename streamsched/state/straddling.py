@@ -98,6 +98,11 @@ def on(node: Node) -> dict[str, None]:
     return dict.fromkeys(workload for workload, _ in (*node.held, *node.claims))
 
 
+def straddling_runs(workloads: Iterable[Workload]) -> int:
+    """Return how many of some workloads have a run that straddles."""
+    return sum(workload.run is not None and workload.run.straddling for workload in workloads)
+
+
 def recheck(state: ClusterState, workloads: Iterable[str]) -> None:
     """See which of some workloads have a run that straddles by now, or no longer; tell those whom it befalls."""
     for id_ in sorted(set(workloads)):
