@@ -120,23 +120,25 @@ def simulate(
     from streamsched.reporting.simulations import run_all
     from streamsched.reporting.terminal import comparison_tables, outcome_tables
 
-    if trace.lower() in _INSTITUTES:
-        asked = _institute(trace.lower(), since, until, nodes, seed, one_pool)
+    if trace.lower() in INSTITUTES:
+        asked = asked_of_institute(trace.lower(), since, until, nodes, seed, one_pool)
         _refuse({"--max-gpus": max_gpus, "--budgets": budgets, "--format": format_, "--zone": zone})
     else:
-        asked = _trace(Path(trace), since, until, max_gpus, nodes, budgets, unallocated, seed, one_pool, format_, zone)
+        asked = asked_of_trace(
+            Path(trace), since, until, max_gpus, nodes, budgets, unallocated, seed, one_pool, format_, zone
+        )
     simulations = [
         asked.under(name, chosen, stop=stop, warm_up=warm_up, ideal=ideal, seed=seed)
         for name, chosen in _policies(policy, knobs or []).items()
     ]
     if ledger is not None:
         simulations = _with_ledgers(simulations, ledger)
-    with _progress([simulation.name for simulation in simulations]) as tell:
+    with simulation_progress([simulation.name for simulation in simulations]) as tell:
         found = run_all(simulations, jobs or os.cpu_count() or 1, tell)
     runs = [simulated.run for simulated in found]
     if report is not None:
         names = ", ".join(simulation.name for simulation in simulations)
-        _write(report, lambda: write_report(report, runs, ReportText(f"{asked.what}: {names}", asked.cluster)))
+        written_to(report, lambda: write_report(report, runs, ReportText(f"{asked.what}: {names}", asked.cluster)))
     if as_json:
         answer = {
             "demand": asked.told,
@@ -166,7 +168,8 @@ def simulate(
 
 # --- what is asked for ------------------------------------------------------------------------------------------------
 
-_INSTITUTES: Final[Mapping[str, str]] = {"ai2-m": "M", "ai2-h": "H"}
+#: Made-up institutes by their names, with their loads.
+INSTITUTES: Final[Mapping[str, str]] = {"ai2-m": "M", "ai2-h": "H"}
 _TRACE_NODES: Final = "80x8"
 _INSTITUTE_NODES: Final = "128x8"
 #: A Friday, 00:00 UTC; and for how long people of an institute work.
@@ -175,7 +178,7 @@ _INSTITUTE_MS: Final = 30 * DAY
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class Asked:
     """What is asked for, whatever decides.
 
     Attributes:
@@ -223,7 +226,7 @@ class _Asked:
         )
 
 
-def _trace(
+def asked_of_trace(
     path: Path,
     since: str | None,
     until: str | None,
@@ -235,7 +238,13 @@ def _trace(
     one_pool: bool,
     format_: str | None,
     zone: str | None,
-) -> _Asked:
+) -> Asked:
+    """Read what a trace asks for; the arguments are options of `simulate`.
+
+    Raises:
+        typer.BadParameter: One of them is none such.
+        StreamschedError: The trace cannot be read, or has nothing in this stretch.
+    """
     from streamsched.errors import ConfigurationError
     from streamsched.reporting.simulations import TraceDemand
     from streamsched.simulation.traces import Contract, Selection, demand_of, read_trace
@@ -258,7 +267,7 @@ def _trace(
     told |= {"jobs": len(asked.submissions), "jobs_in_file": len(read.jobs)}
     if budgets is not None:
         told["quotas"] = f"as in {budgets}"
-    return _Asked(
+    return Asked(
         what=path.name,
         demand=demand,
         told=told,
@@ -270,17 +279,23 @@ def _trace(
     )
 
 
-def _institute(
+def asked_of_institute(
     name: str, since: str | None, until: str | None, nodes: Sequence[str] | None, seed: int, one_pool: bool
-) -> _Asked:
+) -> Asked:
+    """Make up what an institute asks for; the arguments are options of `simulate`.
+
+    Raises:
+        typer.BadParameter: One of them is none such.
+        StreamschedError: These are no nodes.
+    """
     from streamsched.reporting.simulations import InstituteDemand
 
     since_ms = _INSTITUTE_SINCE_MS if since is None else _moment(since, "--since", "UTC", _INSTITUTE_SINCE_MS)
     until_ms = since_ms + _INSTITUTE_MS if until is None else _moment(until, "--until", "UTC", since_ms)
     specs, cluster = _nodes(nodes, _INSTITUTE_NODES)
-    return _Asked(
+    return Asked(
         what=name,
-        demand=InstituteDemand(_INSTITUTES[name], seed, since_ms, until_ms, one_pool),
+        demand=InstituteDemand(INSTITUTES[name], seed, since_ms, until_ms, one_pool),
         told={"institute": name, "seed": seed, "since_ms": since_ms, "until_ms": until_ms},
         cluster=cluster,
         specs=specs,
@@ -297,24 +312,32 @@ def _refuse(options: Mapping[str, object]) -> None:
 
 
 def _policies(text: str, knobs: Sequence[str]) -> dict[str, Policy]:
-    """Read names and files of policies, each with the same knobs set; a scheme is the default policy with it."""
-    from streamsched.cli.policy_files import read_policy
-    from streamsched.model.policy import NAMED_POLICIES, Policy, Scheme
-
+    """Read names and files of policies, each with the same knobs set."""
     policies: dict[str, Policy] = {}
     for part in text.split(","):
         name = part.strip()
-        known = name.replace("-", "_")
-        if known in NAMED_POLICIES:
-            read = read_policy(known, knobs)
-        elif known in set(Scheme):
-            read = read_policy(None, knobs, base=Policy(scheme=Scheme(known)))
-        else:
-            read = read_policy(name, knobs)
+        read = policy_called(name, knobs)
         if name in policies:
             raise typer.BadParameter(f"{name!r} is named twice; name each policy once.", param_hint="--policy")
         policies[name] = read
     return policies
+
+
+def policy_called(name: str, knobs: Sequence[str]) -> Policy:
+    """Read the name or the file of a policy, with knobs set besides; a scheme is the default policy with it.
+
+    Raises:
+        RequestError: There is no such policy, or no such knob.
+    """
+    from streamsched.cli.policy_files import read_policy
+    from streamsched.model.policy import NAMED_POLICIES, Policy, Scheme
+
+    known = name.replace("-", "_")
+    if known in NAMED_POLICIES:
+        return read_policy(known, knobs)
+    if known in set(Scheme):
+        return read_policy(None, knobs, base=Policy(scheme=Scheme(known)))
+    return read_policy(name, knobs)
 
 
 def _nodes(texts: Sequence[str] | None, default: str) -> tuple[Sequence[NodeSpec], str]:
@@ -353,12 +376,12 @@ def _format(text: str | None) -> Format | None:
 
 
 def _zone(text: str | None) -> str | None:
-    from zoneinfo import ZoneInfo
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
     try:
         if text is not None:
             ZoneInfo(text)
-    except (OSError, ValueError):
+    except (OSError, ValueError, ZoneInfoNotFoundError):
         raise typer.BadParameter(
             f"{text!r} is no zone; write a name such as America/Los_Angeles, or UTC.", param_hint="--zone"
         ) from None
@@ -398,7 +421,8 @@ def _with_ledgers(simulations: Sequence[Simulation], path: Path) -> list[Simulat
     ]
 
 
-def _write(path: Path, write: Callable[[], None]) -> None:
+def written_to(path: Path, write: Callable[[], None]) -> None:
+    """Write a file, or say in words why that cannot be."""
     from streamsched.errors import ConfigurationError
 
     try:
@@ -411,7 +435,7 @@ def _write(path: Path, write: Callable[[], None]) -> None:
 
 
 @contextmanager
-def _progress(names: Sequence[str]) -> Iterator[Callable[[int, Stage | Simulated], None]]:
+def simulation_progress(names: Sequence[str]) -> Iterator[Callable[[int, Stage | Simulated], None]]:
     """Show on a terminal how far each simulation is; in a pipe, only that one is done."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 

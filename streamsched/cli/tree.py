@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streamsched.cli import exits, policies, report, simulate, topology, what_if
+from streamsched.cli import exits, policies, report, simulate, study, topology, what_if
 from streamsched.cli.answering import asking, moment_of, place_at, print_answer, print_receipt
 from streamsched.cli.command_group import CommandGroup
 from streamsched.cli.options import ASK, DEFAULT_PLACE, PAST, RUN, WHAT_IF, AsJson, At, From, RecordedLedger, To
@@ -663,6 +663,7 @@ def demo(
 app.command(rich_help_panel=PAST)(report.report)
 app.command(rich_help_panel=WHAT_IF)(simulate.simulate)
 app.command("whatif", rich_help_panel=WHAT_IF)(what_if.what_if)
+app.command(rich_help_panel=WHAT_IF)(study.study)
 
 
 # --- topics and version -----------------------------------------------------------------------------------------------

@@ -76,8 +76,8 @@ def what_if(
     from streamsched.reporting.terminal import comparison_tables
 
     with folding() as progress:
-        recorded, demand = _recorded(ledger, progress)
-    changed = _change(demand, budgets, add_nodes or [], lose_node or [], min_runtime)
+        recorded, demand = recorded_demand(ledger, progress)
+    changed = change_of(demand, budgets, add_nodes or [], lose_node or [], min_runtime)
     names, changes = ["recorded"], [list[Any]()]
     asked: list[Change] = []
     for text in variant or [""]:
@@ -115,7 +115,7 @@ def what_if(
         screen.print(f"report  {report}")
 
 
-def _recorded(address: str, progress: Progress) -> tuple[ReportedRun, RecordedDemand]:
+def recorded_demand(address: str, progress: Progress) -> tuple[ReportedRun, RecordedDemand]:
     """Fold a ledger once, for what it came to and for what was asked."""
     import asyncio
 
@@ -208,13 +208,14 @@ def _policy(name: str | None, knobs: Sequence[str], demand: RecordedDemand) -> t
     return chosen, [change.model_dump(mode="json") for change in changes(demand.policy, chosen)]
 
 
-def _change(
+def change_of(
     demand: RecordedDemand,
     budgets: Path | None,
     add_nodes: Sequence[str],
     lose_node: Sequence[str],
     min_runtime: int,
 ) -> Change:
+    """Read what is to be other than it was, but for the policy; the arguments are options of `what_if`."""
     from streamsched.cli.budget_files import read_budgets
     from streamsched.cli.fleets import parse_fleets
     from streamsched.cli.moments import instant_ms

@@ -175,6 +175,26 @@ def in_hour(team: TeamOutcome) -> Fraction | None:
 
 
 @dataclass(frozen=True, slots=True)
+class TeamMeasure:
+    """One figure of one team."""
+
+    name: str
+    unit: Unit
+    of: Callable[[TeamOutcome], Value]
+
+
+#: What can be asked of a team in a study.
+OF_A_TEAM: Final[Sequence[TeamMeasure]] = (
+    TeamMeasure("delivered in its hour", SHARE, in_hour),
+    TeamMeasure(
+        "delivered at any time", SHARE, lambda team: ratio(team.by_hour.capped_gpu_ms, team.by_hour.due_gpu_ms)
+    ),
+    TeamMeasure("allocated GPU-hours", GPU_HOURS, lambda team: team.use.allocated_gpu_ms),
+    TeamMeasure("p90 wait", WAIT, lambda team: team.waits.p90_ms),
+)
+
+
+@dataclass(frozen=True, slots=True)
 class ComparedRow:
     """One line of a table of differences: a name, the baseline's value, and each other value with its difference."""
 

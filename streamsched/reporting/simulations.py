@@ -28,6 +28,7 @@ from streamsched.simulation.institute import LOADS, Institute
 from streamsched.simulation.simulator import simulate
 from streamsched.simulation.traces import Contract, Selection, Trace, demand_of
 from streamsched.simulation.virtual_cluster import VirtualCluster
+from streamsched.simulation.what_if import Change, RecordedDemand
 from streamsched.state.cluster import ClusterState
 from streamsched.state.snapshot import digest
 
@@ -162,6 +163,55 @@ class Simulation:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedSimulation:
+    """What a ledger says was asked for, served with a change, until the moment at which that ledger ends.
+
+    Attributes:
+        name: What readers tell it by.
+        demand: What was asked for.
+        change: What is to be other than it was.
+        from_ms: What happens earlier counts for nothing. A whole hour.
+        ideal: Whether nodes take no time to start and stop work.
+        seed: Draws how long they take.
+    """
+
+    name: str
+    demand: RecordedDemand
+    change: Change
+    from_ms: int = 0
+    ideal: bool = False
+    seed: int = 0
+
+    @property
+    def since_ms(self) -> int:
+        """When the cluster comes up."""
+        return self.demand.since_ms
+
+    @property
+    def last_ms(self) -> int:
+        """When the last submission comes, at the latest."""
+        return self.demand.until_ms
+
+    def run(self, tell: Callable[[Stage], None]) -> Simulated:
+        """Run it here.
+
+        Args:
+            tell: Called now and then with how far it is.
+        """
+        recorder = RunRecorder(self.from_ms)
+        began = time.process_time()
+        state = self.demand.serve(
+            self.change,
+            IDEAL if self.ideal else USUAL,
+            seed=self.seed,
+            observers=(recorder, _Teller(self, tell)),
+        )
+        seconds = time.process_time() - began
+        run = recorder.run(self.name, state, until_ms=max(self.demand.until_ms, state.now_ms))
+        return Simulated(run, state.next_cursor, seconds, digest(state), None)
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     """How far a simulation is: its clock in ms, how much of its demand has come (0 to 1), and its records."""
 
@@ -197,7 +247,7 @@ class Simulated:
 class _Teller:
     """An observer that tells how far a simulation is."""
 
-    def __init__(self, simulation: Simulation, tell: Callable[[Stage], None]) -> None:
+    def __init__(self, simulation: Simulation | RecordedSimulation, tell: Callable[[Stage], None]) -> None:
         self._since_ms, self._span_ms = simulation.since_ms, max(1, simulation.last_ms - simulation.since_ms)
         self._tell = tell
         self._records = 0
@@ -214,7 +264,9 @@ class _Teller:
 
 
 def run_all(
-    simulations: Sequence[Simulation], processes: int, tell: Callable[[int, Stage | Simulated], None]
+    simulations: Sequence[Simulation | RecordedSimulation],
+    processes: int,
+    tell: Callable[[int, Stage | Simulated], None],
 ) -> list[Simulated]:
     """Run simulations side by side; return what they came to, in their order.
 
@@ -271,5 +323,5 @@ def _listen(stages: Queue[tuple[int, Stage]]) -> None:
     _told.append(stages)
 
 
-def _run(number: int, simulation: Simulation) -> Simulated:
+def _run(number: int, simulation: Simulation | RecordedSimulation) -> Simulated:
     return simulation.run(lambda stage: _told[0].put((number, stage)))
