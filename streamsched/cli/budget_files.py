@@ -55,7 +55,7 @@ def read_budgets(path: Path) -> tuple[BudgetShare, ...]:
             tree = json.loads(text, parse_float=str, parse_int=str)
         else:
             tree = tomllib.loads(text, parse_float=str)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError("invalid", f"{path} is neither TOML nor JSON as its name says: {error}.") from error
     if not isinstance(tree, dict):
         raise RequestError("invalid", f'{path} holds no budgets; write lines such as: research = "60%"')

@@ -132,7 +132,7 @@ def _named(name: str) -> tuple[dict[str, Any], str]:
         knobs = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError("invalid", f"{name} cannot be read: {error}. Name a TOML file of knobs.") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise RequestError("invalid", f"{name} is no TOML: {error}.") from error
     base = knobs.pop(BASE, None)
     if base is None:
@@ -182,7 +182,7 @@ def _duration_ms(knob: str, text: str, where: str) -> int:
 def _listed(knob: str, text: str, where: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError("invalid", f"{where}: {knob} is a list that is no JSON: {error}.") from None
 
 

@@ -139,7 +139,7 @@ def _read(file: Path, *, whole_list: bool = False) -> Any:
         raise RequestError("invalid", f"{file} cannot be read: {error}.") from error
     try:
         fields = json.loads(text) if whole_list or file.suffix == ".json" else tomllib.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         kind = "JSON" if whole_list else "neither TOML nor JSON as its name says"
         raise RequestError("invalid", f"{file} is {'no ' if whole_list else ''}{kind}: {error}.") from error
     if whole_list and not (isinstance(fields, list) and all(isinstance(label, dict) for label in fields)):

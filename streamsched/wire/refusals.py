@@ -55,7 +55,9 @@ def refusal(code: RefusalCode, reason: str, workload: str | None = None) -> Wire
 
 def refusal_of(error: ValidationError, model: type[BaseModel], event_type: str, workload: str | None) -> WireError:
     """Return what `error` says about bytes that should have been a `model`, in words."""
-    mistakes = error.errors(include_url=False)
+    found = error.errors(include_url=False)
+    # A list whose items are refused is reported too, as too short: the items alone say what to change.
+    mistakes = [one for one in found if not any(_lies_inside(other["loc"], one["loc"]) for other in found)]
     sentences = [_sentence(mistake, model, event_type) for mistake in mistakes[:_SHOWN_MISTAKES]]
     if len(mistakes) > _SHOWN_MISTAKES:
         sentences.append(f"There are {len(mistakes) - _SHOWN_MISTAKES} more mistakes.")
@@ -77,6 +79,10 @@ def closest(name: str, known: list[str]) -> str:
     if near := difflib.get_close_matches(name, known, n=1):
         return f'did you mean "{near[0]}"?'
     return f"known are {', '.join(sorted(known))}."
+
+
+def _lies_inside(inner: tuple[str | int, ...], outer: tuple[str | int, ...]) -> bool:
+    return len(inner) > len(outer) and inner[: len(outer)] == outer
 
 
 def _code(mistake: str) -> RefusalCode:

@@ -217,3 +217,10 @@ def test_durations_are_milliseconds() -> None:
     with pytest.raises(typer.BadParameter, match="30m") as told:
         duration_ms("30", "--timeout")
     assert told.value.param_hint == "--timeout"
+
+
+def test_a_tree_that_nests_too_deeply_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "deep.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(RequestError, match=r"deep\.json is neither TOML nor JSON"):
+        read_budgets(path)

@@ -155,3 +155,8 @@ def test_what_is_written_is_read_back(policy: Policy) -> None:
     settings = [f"{knob}={written(knob, getattr(policy, knob))}" for knob in Policy.model_fields]
 
     assert read_policy(None, settings) == policy
+
+
+def test_a_list_that_nests_too_deeply_is_told() -> None:
+    with pytest.raises(RequestError, match="rates is a list that is no JSON"):
+        read_policy(None, ["rates=" + "[" * 100_000])

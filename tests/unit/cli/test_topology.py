@@ -307,3 +307,19 @@ def test_the_other_knobs_of_the_topology() -> None:
     assert (policy.recovery, policy.recovery_step_ms) == (Recovery.IN_PLACE, 30_000)
     shown = written("domain_reserves", policy.domain_reserves)
     assert read_policy(None, ["levels=rack", f"domain_reserves={shown}"]).domain_reserves == policy.domain_reserves
+
+
+def test_a_file_that_nests_too_deeply_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "deep.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(RequestError, match=r"deep\.json is neither TOML nor JSON"):
+        topology_of(path)
+    with pytest.raises(RequestError, match=r"deep\.json is no JSON"):
+        labels_of((), path, domains=None, tree=None)
+
+
+@pytest.mark.usefixtures("listener")
+def test_of_labels_that_are_refused_only_the_mistake_is_told(run: Run) -> None:
+    told = run("node", "relabel", "node-1", "--domains", "a//b", "--reason", "x").stderr
+    assert 'labels[0].domains[1] is ""' in told
+    assert "1 to 100000 items" not in told
