@@ -153,12 +153,11 @@ async def _folded(ledger: Ledger, name: str, since_ms: int, until_ms: int | None
 
 
 def _show(runs: Sequence[ReportedRun], written: Sequence[Path]) -> None:
-    from rich.console import Console
-
+    from streamsched.cli.screens import console
     from streamsched.reporting.terminal import comparison_tables, outcome_tables
 
-    console = Console()
-    console.print(outcome_tables(runs[0].outcomes) if len(runs) == 1 else comparison_tables(runs))
+    screen = console()
+    screen.print(outcome_tables(runs[0].outcomes) if len(runs) == 1 else comparison_tables(runs))
     for path in written:
-        console.print("\nwritten ", str(path), soft_wrap=True, highlight=False, end="")
-    console.print()
+        screen.print("\nwritten ", str(path), soft_wrap=True, end="")
+    screen.print()

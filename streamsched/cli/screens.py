@@ -63,7 +63,13 @@ def console(*, stderr: bool = False, wraps: bool = True) -> Console:
     """Return a console that takes all text as it is: ids and reasons come from outside, and are no markup."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if wraps and stream.isatty() else _UNCUT
-    return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
+    return _Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to `CommandGroup`, which ends every command whose reader went away with the same code."""
+        raise BrokenPipeError
 
 
 def _without_padding(line: str) -> str:

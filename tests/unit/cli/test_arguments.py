@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from streamsched.cli.budget_files import parse_budgets, read_budgets
 from streamsched.cli.fleets import parse_fleets
 from streamsched.cli.moments import Moment, duration_ms, gpu_ms, instant_ms, parse_moment
+from streamsched.cli.tree import app
 from streamsched.errors import RequestError
 from streamsched.model.events import BudgetShare
 
@@ -224,3 +226,10 @@ def test_a_tree_that_nests_too_deeply_is_told(tmp_path: Path) -> None:
     path.write_text("[" * 100_000)
     with pytest.raises(RequestError, match=r"deep\.json is neither TOML nor JSON"):
         read_budgets(path)
+
+
+@pytest.mark.parametrize("zone", ["Foo/Bar", "../zone", ""])
+def test_a_zone_that_is_none_is_told(zone: str) -> None:
+    told = CliRunner().invoke(app, ["simulate", "trace.csv", "--zone", zone], prog_name="streamsched")
+    assert told.exit_code == 2
+    assert "is no zone" in told.output

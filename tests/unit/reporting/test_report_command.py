@@ -1,6 +1,8 @@
 """`streamsched report` on a recorded ledger: the page, the exports, and numbers as JSON."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,3 +63,29 @@ def test_since_is_a_whole_hour(ledger: Path) -> None:
 
     assert result.exit_code == 2
     assert "whole hour" in result.output
+
+
+def test_a_reader_that_goes_away_is_no_error(ledger: Path, tmp_path: Path) -> None:
+    """A table ends as a list does, in `streamsched report ... | head -1`: silently, with the code for it."""
+    program = [sys.executable, "-c", "from streamsched.cli import main; main()"]
+    process = subprocess.Popen(
+        [*program, "report", str(ledger), "--out", str(tmp_path / "out.html")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+
+    assert process.stderr is not None
+    errors = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(60), errors) == (141, "")
+
+
+def test_a_path_is_no_markup(ledger: Path, tmp_path: Path) -> None:
+    """A place in brackets is shown as it is."""
+    result = CliRunner().invoke(app, ["report", str(ledger), "--out", str(tmp_path / "[b]out.html")])
+
+    assert result.exit_code == 0, result.output
+    assert "[b]out.html" in result.stdout
