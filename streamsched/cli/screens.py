@@ -230,7 +230,9 @@ def explanation(answer: Explanation) -> RenderableType:
 def _what_it_asks(job: Job) -> str:
     if job.gpus is None or job.ranks is None or job.gpus_per_rank is None:
         return "its submission is no longer known"
-    gang = f"{counted(job.ranks, 'rank')} × {counted(job.gpus_per_rank, 'GPU')} = {counted(job.gpus, 'GPU')}"
+    alike = job.gpus == job.ranks * job.gpus_per_rank
+    each = f" × {counted(job.gpus_per_rank, 'GPU')}" if alike else ""
+    gang = f"{counted(job.ranks, 'rank')}{each} = {counted(job.gpus, 'GPU')}"
     pool = f" of {job.pool}" if job.pool else ""
     timeout = f", timeout {format_duration(job.timeout_ms)}" if job.timeout_ms is not None else ""
     resumable = ", resumable" if job.resumable else ""

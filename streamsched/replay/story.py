@@ -44,7 +44,7 @@ from streamsched.state import straddling
 from streamsched.state.cluster import ClusterState
 from streamsched.state.recoveries import recovering_in_words
 from streamsched.state.reservations import Reservation
-from streamsched.state.workloads import Phase, Run, Workload
+from streamsched.state.workloads import Phase, Run, Workload, gang_gpus
 
 #: After so many records, the chapters of workloads that the state has forgotten are dropped.
 _FORGET_EVERY = 10_000
@@ -517,10 +517,13 @@ def share_in_words(line: ShareLine) -> str:
 
 def gang_of(contract: WorkloadSubmitted | Workload) -> str:
     """Return a gang in words."""
-    gpus = contract.ranks * contract.gpus_per_rank
+    gpus = gang_gpus(contract.ranks, contract.gpus_per_rank, contract.topology)
     pool = f" of {contract.pool}" if contract.pool else ""
     size = f"{gpus} GPU{'s' * (gpus != 1)}{pool}"
-    return size if contract.ranks == 1 else f"{contract.ranks} ranks × {contract.gpus_per_rank} = {size}"
+    if contract.ranks == 1:
+        return size
+    alike = gpus == contract.ranks * contract.gpus_per_rank
+    return f"{contract.ranks} ranks{f' × {contract.gpus_per_rank}' if alike else ''} = {size}"
 
 
 def contract_of(contract: WorkloadSubmitted | Workload) -> str:

@@ -255,6 +255,18 @@ def test_a_run_that_straddles(run: Run, ledger: Path) -> None:
     assert f"Nodes were relabelled (recabled); it straddles: {words}; it goes on there." in explained.stdout
 
 
+def test_the_gpus_of_groups_are_added_up(run: Run, tmp_path: Path) -> None:
+    """4 x 8 + 16 x 2 = 64, in what is asked and in the story; no one number of GPUs is that of each rank."""
+    prefill, decode = Group(name="prefill", ranks=4, gpus_per_rank=8), Group(name="decode", ranks=16)
+    roles = submitted("roles", ranks=20, gpus_per_rank=2, topology=TopologyRequest(groups=(prefill, decode)))
+    path = in_file(tmp_path / "groups.sqlite", Story(node("n1"), budgets(a=1), roles))
+
+    explained = run("explain", "roles", "--from", path).stdout
+
+    assert "a: 20 ranks = 64 GPUs" in explained
+    assert "Submitted to a: 20 ranks = 64 GPUs" in explained
+
+
 def test_where_a_node_is(run: Run, ledger: Path) -> None:
     """Its tree and its domains, in the list and by itself."""
     assert "t: s1/r9" in run("nodes", "--from", ledger).stdout
