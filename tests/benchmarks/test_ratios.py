@@ -13,7 +13,7 @@ from streamsched.model.topology import Preference
 from tests.benchmarks.core import APPLY_RATE_MIN, BACKLOG_RATIO_MAX, fold_against_decoding, submissions_against_backlog
 from tests.benchmarks.histories import philly_history
 from tests.benchmarks.measuring import median_ratio
-from tests.benchmarks.simulations import Case, taken
+from tests.benchmarks.simulations import JOBS_RATIO_MAX, Case, taken
 from tests.benchmarks.topology import GROWTH_MAX, TAKEN, searching
 
 
@@ -33,14 +33,14 @@ def test_a_submission_costs_no_more_when_more_work_waits(fits: bool) -> None:
 
 
 def test_a_simulation_takes_time_in_proportion_to_its_records() -> None:
-    """With five times the jobs a record costs at most half as much again.
+    """Five times the records take at most six times as long; the best of three runs counts.
 
-    What grew with what has happened would make it five times. The first thousand jobs meet an empty cluster and leave
-    fewer records each, so time by jobs is measured on the whole trace: `make bench` has it.
+    By records, since the first thousand jobs meet an empty cluster and leave fewer of them each. `make bench` has the
+    same by jobs, of all five weeks.
     """
-    fewer, more = taken(Case(1_000)), taken(Case(5_000))
+    fewer, more = (min((taken(Case(jobs)) for _ in range(3)), key=lambda run: run.seconds) for jobs in (1_000, 5_000))
 
-    assert more.seconds / more.records <= 1.5 * fewer.seconds / fewer.records
+    assert 5 * more.seconds / more.records <= JOBS_RATIO_MAX.value * fewer.seconds / fewer.records
 
 
 @pytest.mark.parametrize("preference", Preference)
