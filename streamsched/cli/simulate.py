@@ -120,6 +120,7 @@ def simulate(
     from streamsched.reporting.simulations import run_all
     from streamsched.reporting.terminal import comparison_tables, outcome_tables
 
+    refuse_target(report)
     if trace.lower() in INSTITUTES:
         asked = asked_of_institute(trace.lower(), since, until, nodes, seed, one_pool)
         _refuse({"--max-gpus": max_gpus, "--budgets": budgets, "--format": format_, "--zone": zone})
@@ -419,6 +420,26 @@ def _with_ledgers(simulations: Sequence[Simulation], path: Path) -> list[Simulat
         replace(simulation, ledger=path.with_name(f"{path.stem}-{Path(simulation.name).stem}{path.suffix}"))
         for simulation in simulations
     ]
+
+
+def refuse_target(path: Path | None) -> None:
+    """Refuse a file that cannot be written, before the work for it is done.
+
+    Raises:
+        ConfigurationError: It is a directory, its directory is not there, or one may not write there.
+    """
+    import os
+
+    from streamsched.errors import ConfigurationError
+
+    if path is None:
+        return
+    if path.is_dir():
+        raise ConfigurationError(f"{path} is a directory; name a file")
+    if not path.parent.is_dir():
+        raise ConfigurationError(f"{path} cannot be written, since there is no directory {path.parent}; make it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigurationError(f"{path} may not be written by you; name another file")
 
 
 def written_to(path: Path, write: Callable[[], None]) -> None:

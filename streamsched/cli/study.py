@@ -42,13 +42,15 @@ def study(
     import shlex
 
     from streamsched.cli import exits
-    from streamsched.cli.simulate import simulation_progress, written_to
+    from streamsched.cli.simulate import refuse_target, simulation_progress, written_to
     from streamsched.cli.study_files import read_study
     from streamsched.cli.study_results import as_json as result_as_json
     from streamsched.cli.study_results import judged, page
     from streamsched.reporting.report import ReportText, write_report
     from streamsched.reporting.simulations import run_all
 
+    refuse_target(out)
+    refuse_target(report)
     asked = read_study(file)
     cores = os.cpu_count() or 1
     simulations = _simulations(asked, file)

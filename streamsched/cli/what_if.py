@@ -71,10 +71,11 @@ def what_if(
 
     from streamsched.cli.running import folding
     from streamsched.cli.screens import console
-    from streamsched.errors import ConfigurationError
+    from streamsched.cli.simulate import refuse_target, written_to
     from streamsched.reporting.report import ReportText, write_report
     from streamsched.reporting.terminal import comparison_tables
 
+    refuse_target(report)
     with folding() as progress:
         recorded, demand = recorded_demand(ledger, progress)
     changed = change_of(demand, budgets, add_nodes or [], lose_node or [], min_runtime)
@@ -89,10 +90,8 @@ def what_if(
         raise typer.BadParameter("one is given twice; give each once.", param_hint="--variant")
     runs = [recorded, *_served(demand, asked, names[1:], ideal=ideal, seed=seed)]
     if report is not None:
-        try:
-            write_report(report, runs, ReportText(title=f"{ledger}: recorded, and what if"))
-        except OSError as error:
-            raise ConfigurationError(f"{report} cannot be written ({error.strerror}); name another file") from error
+        heading = ReportText(title=f"{ledger}: recorded, and what if")
+        written_to(report, lambda: write_report(report, runs, heading))
     if as_json:
         answer: dict[str, Any] = {
             "workloads": len(demand.submissions),

@@ -233,3 +233,15 @@ def test_a_zone_that_is_none_is_told(zone: str) -> None:
     told = CliRunner().invoke(app, ["simulate", "trace.csv", "--zone", zone], prog_name="streamsched")
     assert told.exit_code == 2
     assert "is no zone" in told.output
+
+
+@pytest.mark.parametrize("command", ["simulate", "whatif", "study"])
+@pytest.mark.parametrize(("name", "words"), [("gone/page.html", "there is no directory"), (".", "is a directory")])
+def test_a_report_that_cannot_be_written_is_refused_before_the_work(
+    command: str, name: str, words: str, tmp_path: Path
+) -> None:
+    """Nothing was looked at before: what should be read is not there either."""
+    told = CliRunner().invoke(app, [command, str(tmp_path / "nothing"), "--report", str(tmp_path / name)])
+
+    assert told.exit_code == 2
+    assert words in " ".join(told.output.split())
