@@ -39,12 +39,16 @@ class Promise(NamedTuple):
 
 
 class _Clearing(NamedTuple):
-    """When a node has room for `ranks`, and the allocated GPUs that must go for it; in the order of preference."""
+    """When a node has room for `ranks` of the smallest, on `gpus` GPUs, and the allocated GPUs that must go for it.
+
+    In the order of preference.
+    """
 
     at_ms: int
     evicted_gpus: int
     place: int
     ranks: int
+    gpus: int
     node: Node
 
 
@@ -105,7 +109,7 @@ def _promise_of_domains(draft: Draft, pool: Pool, claimant: Workload, clearings:
         gpus = np.zeros(len(pool.nodes), np.int64)
         for clearing in clearings:
             if clearing.at_ms <= until_ms and (evicting or not clearing.evicted_gpus):
-                gpus[clearing.place] = clearing.ranks * claimant.gpus_per_rank
+                gpus[clearing.place] = clearing.gpus
         return gpus
 
     def fits(until_ms: int) -> bool:
@@ -161,17 +165,20 @@ def _clearing(
     for mask in node.orphans.values():
         free -= mask.bit_count()
         going.append((draft.now_ms, 0, mask.bit_count()))
-    ranks = min((free + sum(gpus for _, _, gpus in going)) // size, claimant.ranks)
-    if not ranks:
+    most = free + sum(gpus for _, _, gpus in going)
+    # The ranks of groups may be larger than the smallest: then each GPU counts.
+    has_groups = claimant.topology is not None and claimant.topology.groups
+    wanted = min(most, claimant.gpus) if has_groups else min(most // size, claimant.ranks) * size
+    if wanted < size:
         return None
     at_ms, evicted = draft.now_ms, 0
     for leaves_ms, allocated, gpus in sorted(going):
-        if free >= ranks * size:
+        if free >= wanted:
             break
         free += gpus
         evicted += allocated
         at_ms = max(at_ms, leaves_ms)
-    return _Clearing(at_ms, evicted, node.index, ranks, node)
+    return _Clearing(at_ms, evicted, node.index, wanted // size, wanted, node)
 
 
 def _leaves_at(

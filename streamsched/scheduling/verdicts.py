@@ -232,7 +232,9 @@ def _why_it_waits(obstacles: Obstacles, workload: Workload, obstacle: Obstacle, 
     state = obstacles.state
     until = "" if obstacle.until_ms is None else format_instant(obstacle.until_ms)
     where = f"pool {workload.pool}" if workload.pool else "any one pool"
-    ask = f"asks for {workload.ranks} x {workload.gpus_per_rank} GPUs"
+    alike = workload.gpus == workload.ranks * workload.gpus_per_rank
+    each = f"x {workload.gpus_per_rank} GPUs" if alike else f"ranks with {workload.gpus} GPUs together"
+    ask = f"asks for {workload.ranks} {each}"
     others = _some(obstacle.others)
     match obstacle.code:
         case VerdictCode.HELD:

@@ -6,6 +6,7 @@ import pytest
 
 from streamsched.model.events import Drain, NodeHealth, ReleaseOutcome
 from streamsched.model.quantities import HOUR, MINUTE, SECOND
+from streamsched.model.topology import Group, TopologyRequest
 from streamsched.scheduling.obstacles import VerdictCode
 from streamsched.scheduling.verdicts import Verdict, verdict, waiting_code
 from tests.stories import Story, adopted, budgets, drained, health, node, nodes, released, submitted, unallocated
@@ -134,6 +135,18 @@ def verdict_on(story: Story, workload: str) -> Verdict:
     found = verdict(story.state, workload)
     assert waiting_code(story.state, story.state.workloads[workload]) is found.code
     return found
+
+
+def test_the_gpus_of_unequal_groups_are_added_up() -> None:
+    """A leader with 4 GPUs and two workers with 2 want 8; no one number of GPUs is that of each rank."""
+    leader, workers = Group(name="leader", ranks=1, gpus_per_rank=4), Group(name="workers", ranks=2)
+    story = one_node().at(30 * MINUTE)
+    story.tell(submitted("w", ranks=3, gpus_per_rank=2, topology=TopologyRequest(groups=(leader, workers))))
+
+    assert verdict_on(story, "w").sentence == (
+        "asks for 3 ranks with 8 GPUs together; only protected runs are in the way: old, the last of them until "
+        "1970-01-01T01:00:00Z"
+    )
 
 
 def test_protection_is_named_when_it_is_the_sole_obstacle() -> None:
